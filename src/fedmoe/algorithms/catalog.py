@@ -1,0 +1,37 @@
+"""The only list of algorithms: name -> its settings, its factory, and what it is."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedmoe.algorithms.algorithm import Algorithm, Setting
+from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
+from fedmoe.algorithms.fine_tuned import fine_tuned
+from fedmoe.algorithms.local_global_mixture import local_global_mixture
+from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
+from fedmoe.algorithms.specialist_mixture import specialist_mixture
+from fedmoe.errors import ConfigError
+
+
+class Entry(NamedTuple):
+    config: type[Any]
+    factory: Callable[[Any, Setting], Algorithm]
+    title: str
+    rounds: str | None  # algorithms with the same word have the same rounds: `compare` trains them once
+
+
+CATALOG = {
+    "fedavg": Entry(FedAvgConfig, fedavg, "FedAvg", "fedavg"),
+    "local_only": Entry(LocalOnlyConfig, local_only, "Local", None),
+    "fine_tuned": Entry(FedAvgConfig, fine_tuned, "Fine-tuned", "fedavg"),
+    "specialist_mixture": Entry(FedAvgConfig, specialist_mixture, "Specialist mixture", "fedavg"),
+    "local_global_mixture": Entry(FedAvgConfig, local_global_mixture, "Local-global mixture", "fedavg"),
+}
+
+
+def find(name: str) -> Entry:
+    if name not in CATALOG:
+        near = difflib.get_close_matches(name, CATALOG, 1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(CATALOG)}."
+        raise ConfigError(f"algorithm.name={name!r} is not known. {hint}")
+    return CATALOG[name]

@@ -1,0 +1,139 @@
+"""Federated averaging (McMahan et al. 2017), with the best round chosen on validation data.
+
+Eq. 2 of Listo Zec et al.: w_g <- sum_k (n_k / n) w_k, over the opted-in records of the sampled clients. Every
+`validate_every` rounds the *aggregated* model is scored on the validation data of participating clients, and the one
+with the best mean loss is what the clients get in the end (Section 4 there).
+Shape suffix: S clients of a cohort.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import ConfigDict, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedmoe.aggregation.averaging import weighted_mean
+from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Setting, Validation, uniform_sample
+from fedmoe.models.network import Network
+from fedmoe.streams import Streams
+from fedmoe.training.inference import Way
+from fedmoe.training.local import mean_loss, train_classifier
+from fedmoe.training.plan import TrainingPlan
+from fedmoe.vocabulary import ClientData, ClientId, Tensors
+from fedmoe.wire import message
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class FedAvgConfig:
+    validate_every: PositiveInt = 50
+    max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may claim
+
+
+@message
+class Broadcast(NamedTuple):
+    model: Tensors
+
+
+class ServerState(NamedTuple):
+    model: Tensors  # w_g
+    best_model: Tensors
+    best_loss: Tensor
+
+
+@message
+class Update(NamedTuple):
+    model: Tensors  # w_k
+    num_examples: Tensor  # n_k
+
+
+@message
+class TrainingReport(NamedTuple):
+    training_loss: Tensor
+
+
+@message
+class Score(NamedTuple):
+    """A client's answer to a validation exchange: n_k losses, summed. No examples, no vote."""
+
+    validation_loss: Tensor
+    num_examples: Tensor
+
+
+def fedavg(config: FedAvgConfig, setting: Setting) -> Algorithm:
+    way = setting.way
+    train = Exchange(
+        name="train",
+        broadcast=send_model,
+        local_update=lambda b, c, data, rng: local_update(setting.expert, setting.federated, way, b, c, data, rng),
+        aggregate=lambda server, updates, _: aggregate(server, updates, config.max_weight),
+        update_like=lambda broadcast: Update(broadcast.model, torch.zeros(())),
+        broadcast_type=Broadcast,
+        update_type=Update,
+        report_type=TrainingReport,
+    )
+    validate = train._replace(
+        name="validate",
+        local_update=lambda b, c, data, _: validate_model(setting.expert, way, b, c, data),
+        aggregate=lambda server, scores, _: keep_best(server, scores),
+        update_like=lambda _: Score(torch.zeros(()), torch.zeros(())),
+        update_type=Score,
+        report_type=NoReport,
+    )
+    return Algorithm(
+        server_type=ServerState,
+        init_server=lambda seed: init_server(setting.expert, seed),
+        round=(train,),
+        delivery=(train._replace(name="deliver", broadcast=send_best_model),),
+        predict=lambda broadcast, _client, _personal, x: F.log_softmax(setting.expert(broadcast.model, x), dim=-1),
+        sample=uniform_sample(setting.clients_per_round),
+        validation=Validation(validate, config.validate_every),
+    )
+
+
+def init_server(network: Network, seed: int) -> ServerState:
+    """All clients start from the same weights, as averaging needs."""
+    model = network.init(seed, "init", "expert")
+    return ServerState(model, model, torch.tensor(torch.inf))
+
+
+def send_model(server: ServerState, _client: ClientId, _replies: Sequence[Update]) -> Broadcast:
+    return Broadcast(server.model)
+
+
+def send_best_model(server: ServerState, _client: ClientId, _replies: Sequence[Update]) -> Broadcast:
+    """The best validated round; the last one where no validation took place."""
+    return Broadcast(server.best_model if server.best_loss.isfinite() else server.model)
+
+
+def local_update(
+    network: Network, plan: TrainingPlan, way: Way, shared: Broadcast, client: Nothing, data: ClientData, rng: Streams
+) -> tuple[Nothing, Update, TrainingReport]:
+    fitted = train_classifier(network, shared.model, data, plan, rng, way, stop_early=False)
+    num_examples_S = data.train.counts.to(torch.float32)
+    return client, Update(fitted.params["model"], num_examples_S), TrainingReport(fitted.loss_S)
+
+
+def aggregate(server: ServerState, updates: Mapping[ClientId, Update], max_weight: float | None = None) -> ServerState:
+    """Eq. 2; a client's claim of n_k counts from 0 up to `max_weight`."""
+    weights = {client: float(update.num_examples.clamp(0, max_weight)) for client, update in updates.items()}
+    if not sum(weights.values()):
+        return server
+    return server._replace(model=weighted_mean({client: update.model for client, update in updates.items()}, weights))
+
+
+def validate_model(
+    network: Network, way: Way, shared: Broadcast, client: Nothing, data: ClientData
+) -> tuple[Nothing, Score, NoReport]:
+    loss_S = mean_loss(network, shared.model, data.validation, way).nan_to_num(0.0)
+    return client, Score(loss_S, data.validation.counts.to(torch.float32)), NoReport()
+
+
+def keep_best(server: ServerState, scores: Mapping[ClientId, Score]) -> ServerState:
+    """The mean is over clients, as the paper says, not over examples."""
+    losses = [score.validation_loss for _, score in sorted(scores.items()) if score.num_examples > 0]
+    if not losses or not (mean := torch.stack(losses).mean()) < server.best_loss:
+        return server
+    return server._replace(best_model=server.model, best_loss=mean)

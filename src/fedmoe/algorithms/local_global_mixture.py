@@ -1,0 +1,64 @@
+"""Local-global mixture (Listo Zec et al. 2020): a gate over a local model and a personal copy of the global one.
+
+Follows Algorithm 1 there: FedAvg over opted-in data (line 4), a local model from its own random start on all local data
+(line 6), then gate, local model and a *personal copy* of the global model trained together (line 7, eq. 6).
+Shape suffixes: S clients of a cohort, B a batch, C classes.
+"""
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedmoe import trees
+from fedmoe.algorithms.algorithm import Algorithm, Nothing, Setting
+from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
+from fedmoe.algorithms.local_only import train_alone
+from fedmoe.models.mixture import log_mix, negative_log_likelihood
+from fedmoe.streams import Streams
+from fedmoe.training.fit import Loss, Trainable
+from fedmoe.training.inference import Batch
+from fedmoe.training.local import log_probs, train_mixture
+from fedmoe.vocabulary import ClientData, Tensors, Tree
+
+
+class PersonalState(NamedTuple):
+    general: Tensors  # this client's copy of w_g
+    local: Tensors  # w_l^k
+    gate: Tensors  # w_h^k
+
+
+def local_global_mixture(config: FedAvgConfig, setting: Setting) -> Algorithm:
+    return fedavg(config, setting)._replace(
+        personal_type=PersonalState,
+        personalize=lambda b, _client, _personal, data, rng: personalize(setting, b, data, rng),
+        predict=lambda b, c, personal, x: predict(setting, b, c, personal, x),
+    )
+
+
+def personalize(setting: Setting, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
+    local_S = train_alone(setting, data, rng)  # Algorithm 1, line 6
+    gate_S = trees.stack([setting.gate.init(seed) for seed in rng.seeds("gate")])  # line 3
+    start = {"general": shared.model, "local": local_S, "gate": gate_S}
+    trained = train_mixture(start, mixture_losses(setting), data, setting.personal, rng, setting.way)  # line 7
+    return PersonalState(trained["general"], trained["local"], trained["gate"])
+
+
+def mixture_losses(setting: Setting) -> Loss:
+    """Eq. 6: the negative log of h(x) f_l(x) + (1 - h(x)) f_g(x) at the label."""
+
+    def losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
+        own = trainable["mixture"]
+        gate_B1 = setting.gate(own["gate"], batch.x, training=batch.training)
+        local_BC, general_BC = (log_probs(setting.expert, own[part], batch) for part in ("local", "general"))
+        return negative_log_likelihood(log_mix(gate_B1, local_BC, general_BC), batch.y)
+
+    return losses
+
+
+def predict(setting: Setting, shared: Broadcast, _client: Nothing, personal: PersonalState | None, x: Tensor) -> Tensor:
+    """Eq. 5; before personalisation the global model alone."""
+    if personal is None:
+        return F.log_softmax(setting.expert(shared.model, x), dim=-1)
+    local_BC, general_BC = (F.log_softmax(setting.expert(p, x), dim=-1) for p in (personal.local, personal.general))
+    return log_mix(setting.gate(personal.gate, x), local_BC, general_BC)

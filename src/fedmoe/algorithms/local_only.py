@@ -1,0 +1,71 @@
+"""Each client trains alone, from its own random start, on all of its own data. Nothing is ever sent.
+
+Eq. 4 of Listo Zec et al. (2020): the local model f_l^k.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from fedmoe import trees
+from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Setting, uniform_sample
+from fedmoe.streams import Streams
+from fedmoe.training.local import train_classifier
+from fedmoe.vocabulary import ClientData, ClientId, Tensors
+from fedmoe.wire import message
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class LocalOnlyConfig:
+    """No settings: `training.local` says how long a client trains."""
+
+
+@message
+class NothingSent(NamedTuple):
+    """An empty broadcast."""
+
+
+class PersonalState(NamedTuple):
+    local: Tensors  # w_l^k
+
+
+def local_only(_config: LocalOnlyConfig, setting: Setting) -> Algorithm:
+    return Algorithm(
+        server_type=Nothing,
+        init_server=lambda _seed: Nothing(),
+        round=(),
+        delivery=(silence(),),
+        predict=lambda _broadcast, _client, personal, x: F.log_softmax(setting.expert(personal.local, x), dim=-1),
+        sample=uniform_sample(None),
+        personal_type=PersonalState,
+        personalize=lambda _broadcast, _client, _personal, data, rng: PersonalState(train_alone(setting, data, rng)),
+    )
+
+
+def train_alone(setting: Setting, data: ClientData, rng: Streams) -> Tensors:
+    """f_l^k: own random initialisation, all local data, early stopping."""
+    start_S = trees.stack([setting.expert.init(seed) for seed in rng._replace(scope="local").seeds("init")])
+    here = rng._replace(scope="local")
+    fitted = train_classifier(setting.expert, start_S, data, setting.local, here, setting.way, stop_early=True)
+    local_S: Tensors = fitted.params["model"]
+    return local_S
+
+
+def silence() -> Exchange:
+    """An exchange in which nothing is sent either way."""
+
+    def keep_server(server: Any, _updates: Mapping[ClientId, Any], _reports: Mapping[ClientId, Any]) -> Any:
+        return server
+
+    return Exchange(
+        name="deliver",
+        broadcast=lambda _server, _client, _replies: NothingSent(),
+        local_update=lambda _broadcast, client, _data, _rng: (client, NothingSent(), NoReport()),
+        aggregate=keep_server,
+        update_like=lambda _broadcast: NothingSent(),
+        broadcast_type=NothingSent,
+        update_type=NothingSent,
+    )

@@ -1,0 +1,75 @@
+"""Specialist mixture (Listo Zec et al. 2021): a gate over a fine-tuned specialist and the frozen global model.
+
+Follows Algorithm 1 there: FedAvg over opted-in data (lines 2-4), fine-tune a copy (lines 6-7), then train gate and
+specialist on the mixture with the global model frozen (lines 8-9). Stages 2 and 3 use all local data, opted in or out:
+the paper's equations 5 and 7 do, and its earlier version says so.
+Shape suffixes: S clients of a cohort, N examples, B a batch, C classes.
+"""
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedmoe import trees
+from fedmoe.algorithms.algorithm import Algorithm, Nothing, Setting
+from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
+from fedmoe.algorithms.fine_tuned import fine_tune
+from fedmoe.models.mixture import log_mix, negative_log_likelihood
+from fedmoe.streams import Streams
+from fedmoe.training.fit import Loss, Trainable
+from fedmoe.training.inference import Batch, per_example
+from fedmoe.training.local import log_probs, train_mixture
+from fedmoe.vocabulary import ClientData, Examples, Tensors, Tree
+
+
+class PersonalState(NamedTuple):
+    specialist: Tensors  # w_s^k
+    gate: Tensors  # w_h^k
+
+
+def specialist_mixture(config: FedAvgConfig, setting: Setting) -> Algorithm:
+    return fedavg(config, setting)._replace(
+        personal_type=PersonalState,
+        personalize=lambda b, _client, _personal, data, rng: personalize(setting, b, data, rng),
+        predict=lambda b, c, personal, x: predict(setting, b, c, personal, x),
+    )
+
+
+def personalize(setting: Setting, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
+    specialist_S = fine_tune(setting, shared, data, rng).specialist  # Algorithm 1, lines 6-7
+    gate_S = trees.stack([setting.gate.init(seed) for seed in rng.seeds("gate")])  # line 3
+    data = ClientData(*(with_general_answers(setting, shared, part) for part in data))
+    losses = mixture_losses(setting)
+    start = {"specialist": specialist_S, "gate": gate_S}
+    trained = train_mixture(start, losses, data, setting.personal, rng, setting.way)  # line 9
+    return PersonalState(trained["specialist"], trained["gate"])
+
+
+def with_general_answers(setting: Setting, shared: Broadcast, examples: Examples) -> Examples:
+    """f_g is frozen (line 8), so its log-probabilities on a client's data never change: compute them once."""
+    answers_SNC = per_example(
+        lambda model, batch: log_probs(setting.expert, model, batch), shared.model, examples, setting.way
+    )
+    return examples._replace(extra={**examples.extra, "general": answers_SNC})
+
+
+def mixture_losses(setting: Setting) -> Loss:
+    """Eq. 7: the negative log of h(x) f_s(x) + (1 - h(x)) f_g(x) at the label."""
+
+    def losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
+        own = trainable["mixture"]
+        gate_B1 = setting.gate(own["gate"], batch.x, training=batch.training)
+        mixed_BC = log_mix(gate_B1, log_probs(setting.expert, own["specialist"], batch), batch.extra["general"])
+        return negative_log_likelihood(mixed_BC, batch.y)
+
+    return losses
+
+
+def predict(setting: Setting, shared: Broadcast, _client: Nothing, personal: PersonalState | None, x: Tensor) -> Tensor:
+    """Eq. 6; before personalisation the global model alone."""
+    general_BC = F.log_softmax(setting.expert(shared.model, x), dim=-1)
+    if personal is None:
+        return general_BC
+    specialist_BC = F.log_softmax(setting.expert(personal.specialist, x), dim=-1)
+    return log_mix(setting.gate(personal.gate, x), specialist_BC, general_BC)

@@ -1,0 +1,38 @@
+"""The Python face: one call from a config, or from the user's own data and modules."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmoe.clients.federation import Federation
+from fedmoe.config import ExperimentConfig, parse_config, read_config
+from fedmoe.experiment import Result, run_events
+from fedmoe.models.network import ModuleOrFactory
+
+
+def run(
+    config: ExperimentConfig | Mapping[str, Any] | str | Path,
+    *,
+    federation: Federation | None = None,
+    expert: ModuleOrFactory | None = None,
+    gate: ModuleOrFactory | None = None,
+    directory: str | Path | None = None,
+) -> Result:
+    """Train, personalise and score; resumes a run that `directory` holds unfinished.
+
+    Args:
+        config: a path to a TOML file, its content as a dict, or a parsed config.
+        federation: the user's own clients (`federation_from_clients`); the config's data and split are then not read.
+        expert: a module, or a factory of modules (a class, a lambda), that maps x to one score per class.
+        gate: likewise, with a single output; default: the config's model with one output.
+        directory: where the run lives; default: a new temporary folder.
+    """
+    if isinstance(config, str | Path):
+        config = read_config(Path(config))
+    elif not isinstance(config, ExperimentConfig):
+        config = parse_config(config)
+    home = Path(directory) if directory else Path(tempfile.mkdtemp(prefix="fedmoe-"))
+    *_, last = run_events(config, home, federation=federation, expert=expert, gate=gate)
+    assert isinstance(last, Result)
+    return last

@@ -1,0 +1,137 @@
+"""The command line: parses, shows progress, prints. Everything it does can be done from Python."""
+
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from fedmoe import display
+from fedmoe.comparison import compare_events, members
+from fedmoe.config import ExperimentConfig, read_config
+from fedmoe.data.sources import data_folder, list_sources
+from fedmoe.errors import FedmoeError
+from fedmoe.experiment import Result, Stopped, run_events
+from fedmoe.interrupts import stop_on_signals
+from fedmoe.storage.files import write_atomically
+from fedmoe.storage.rundir import read_results
+
+console = Console(stderr=False)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Personalised federated learning with mixtures of experts.\n\n"
+    "Example: [bold]fedmoe compare configs/digits.toml[/bold]",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Data sets.\n\nExample: [bold]fedmoe data list[/bold]")
+app.add_typer(data_app, name="data")
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see the folder configs/.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")
+]
+Directory = Annotated[Path | None, typer.Option("--dir", help="Where the run lives. Default: runs/<name>.")]
+Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes. Default: one per core.", min=1)]
+
+
+@app.command(name="run")
+def run_command(
+    config: ConfigPath, changes: Changes = None, directory: Directory = None, workers: Workers = None
+) -> None:
+    """Train and score one algorithm. Running again resumes, or shows the result of a finished run.
+
+    Examples:
+      fedmoe run configs/digits.toml
+      fedmoe run configs/digits.toml --set algorithm.name=fine_tuned --set seed=1 --dir runs/mine
+    """
+    chosen = _read(config, changes, workers)
+    home = directory or Path("runs") / chosen.name
+    with stop_on_signals() as request, display.RunProgress(console) as progress:
+        for event in run_events(chosen, home, command=_command(), should_stop=request):
+            progress.show(chosen.algorithm.name, event)
+            if isinstance(event, Result):
+                result = event
+    _print_results([result.data], home, chosen.name)
+
+
+@app.command(name="compare")
+def compare_command(
+    config: ConfigPath,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
+    algorithms: Annotated[
+        str, typer.Option(help="Algorithms, separated by commas. Default: `compare` of the config.")
+    ] = "",
+    changes: Changes = None,
+    directory: Directory = None,
+    workers: Workers = None,
+) -> None:
+    """Train several algorithms on one split and the same seeds; one table, with intervals over seeds.
+
+    Examples:
+      fedmoe compare configs/digits.toml
+      fedmoe compare configs/digits.toml --seeds 0,1,2,3 --algorithms fedavg,fine_tuned,specialist_mixture
+    """
+    if algorithms:
+        changes = [*(changes or []), f"compare={[name.strip() for name in algorithms.split(',')]}"]
+    chosen = _read(config, changes, workers)
+    home = directory or Path("runs") / chosen.name
+    numbers = _seeds(seeds) or [chosen.seed]
+    with stop_on_signals() as request, display.RunProgress(console) as progress:
+        for member, event in compare_events(chosen, home, numbers, command=_command(), should_stop=request):
+            progress.show(member.label, event)
+    _print_results([read_results(member.directory) for member in members(chosen, home, numbers)], home, chosen.name)
+
+
+@data_app.command(name="list")
+def data_list(
+    folder: Annotated[Path | None, typer.Option(help="Where data sets are. Default: $FEDMOE_DATA.")] = None,
+) -> None:
+    """What can be loaded by name, and whether its files are here.
+
+    Example: fedmoe data list --folder ~/data
+    """
+    console.print(display.data_table(list_sources(folder), data_folder(folder)))
+
+
+def _read(config: Path, changes: list[str] | None, workers: int | None) -> ExperimentConfig:
+    extra = [f"engine.workers={workers}"] if workers else []
+    return read_config(config, [*(changes or []), *extra])
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of whole numbers such as 0,1,2", param_hint="--seeds") from None
+
+
+def _print_results(results: list[dict[str, object]], home: Path, title: str) -> None:
+    console.print(display.score_table(results, title))
+    report = home / "report.html"
+    write_atomically(report, display.html_report(results, title).encode())
+    console.print(f"Report: [bold]{escape(str(report))}[/bold]")
+
+
+def _command() -> str:
+    return shlex.join(["fedmoe", *sys.argv[1:]])
+
+
+def main() -> None:
+    """Errors that a user can mend are explained, not traced (exit code 2); a stopped run exits with 130."""
+    warnings.simplefilter("default")
+    try:
+        app()
+    except Stopped as stop:
+        console.print(f"[yellow]{escape(str(stop))}[/yellow]")
+        sys.exit(130)
+    except FedmoeError as error:
+        Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {escape(str(error))}", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

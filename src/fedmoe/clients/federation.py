@@ -1,0 +1,120 @@
+"""A federation: who holds what, read by client id, so that cost follows the clients in use and not the population."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmoe import trees
+from fedmoe.clients.opt_out import OptOut
+from fedmoe.data.dataset import Dataset, Table
+from fedmoe.errors import DataError
+from fedmoe.partition.split import Indices, Split
+from fedmoe.vocabulary import ClientData, ClientId, Examples
+
+
+class Records(NamedTuple):
+    """Everything that one client holds. Test examples are only ever scored."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+    train_opted_in: Tensor  # (N,) bool
+    validation_opted_in: Tensor
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients 0 … num_clients - 1 may train together; the num_unseen after them never do."""
+
+    num_clients: int
+    num_unseen: int
+    num_classes: int
+    input_shape: tuple[int, ...]
+    participants: Indices  # training clients that opted in and have an opted-in training record
+    global_test: Examples
+    load: Callable[[ClientId], Records]
+    names: Sequence[str] | None = None
+    digest: str = ""  # of the split: two runs with the same one saw the same data
+
+    def may_send(self, client: ClientId) -> bool:
+        """Whether anything may leave this client: it takes part, or it is a newcomer that is asked what it needs."""
+        at = int(np.searchsorted(self.participants, client))
+        return client >= self.num_clients or bool(at < len(self.participants) and self.participants[at] == client)
+
+    def name_of(self, client: ClientId) -> str:
+        return self.names[client] if self.names else str(client)
+
+    def number_of(self, client: ClientId | str) -> ClientId:
+        if isinstance(client, str):
+            if self.names is None or client not in self.names:
+                raise DataError(f"there is no client named {client!r}. Known: {', '.join(map(str, self.names or ()))}.")
+            return list(self.names).index(client)
+        return client
+
+    def data(self, clients: Sequence[ClientId], *, opted_in_only: bool) -> ClientData:
+        """The cohort's examples side by side. What leaves a client is computed from its opted-in records alone."""
+        records = [self.load(client) for client in clients]
+        if opted_in_only:
+            train = [keep(r.train, r.train_opted_in) for r in records]
+            validation = [keep(r.validation, r.validation_opted_in) for r in records]
+        else:
+            train, validation = [r.train for r in records], [r.validation for r in records]
+        return ClientData(side_by_side(train), side_by_side(validation))
+
+
+def examples(x: Tensor, y: Tensor) -> Examples:
+    return Examples(x, y, torch.tensor(len(y)), {})
+
+
+def keep(rows: Examples, mask: Tensor) -> Examples:
+    return rows if bool(mask.all()) else examples(rows.x[mask], rows.y[mask])
+
+
+def side_by_side(clients: Sequence[Examples]) -> Examples:
+    """Stack ragged clients, padded at the end with zeros."""
+    if len(clients) == 1:
+        return trees.tree_map(lambda leaf: leaf[None], clients[0])
+    longest = max(len(one.y) for one in clients)
+    return trees.stack([one if len(one.y) == longest else _padded(one, longest) for one in clients])
+
+
+def _padded(one: Examples, length: int) -> Examples:
+    x, y = one.x.new_zeros(length, *one.x.shape[1:]), one.y.new_zeros(length, *one.y.shape[1:])
+    x[: len(one.y)], y[: len(one.y)] = one.x, one.y
+    return one._replace(x=x, y=y)
+
+
+def federation_from_split(dataset: Dataset, split: Split, opted: OptOut) -> Federation:
+    """Clients as rows of one data set, prepared for the model when they are asked for."""
+
+    def rows(table: Table, index: Indices) -> Examples:
+        at = torch.from_numpy(index)
+        return examples(dataset.prepare(table.x[at]), table.y[at])
+
+    def mask(flags: NDArray[np.bool_], offsets: Indices, client: ClientId) -> Tensor:
+        return torch.from_numpy(flags[offsets[client] : offsets[client + 1]])
+
+    def load(client: ClientId) -> Records:
+        return Records(
+            train=rows(dataset.train, split.train.of(client)),
+            validation=rows(dataset.train, split.validation.of(client)),
+            test=rows(dataset.test, split.test.of(client)),
+            train_opted_in=mask(opted.train_opted_in, split.train.offsets, client),
+            validation_opted_in=mask(opted.validation_opted_in, split.validation.offsets, client),
+        )
+
+    return Federation(
+        num_clients=split.num_clients,
+        num_unseen=split.num_unseen,
+        num_classes=dataset.num_classes,
+        input_shape=dataset.input_shape,
+        participants=opted.participants(split),
+        global_test=rows(dataset.test, split.global_test),
+        load=load,
+        digest=split.digest,
+    )

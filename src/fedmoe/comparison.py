@@ -1,0 +1,65 @@
+"""Several algorithms on one split and the same seeds. Algorithms with the same rounds train them once."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedmoe.algorithms.catalog import find
+from fedmoe.config import AlgorithmChoice, ExperimentConfig
+from fedmoe.experiment import Event, Result, never, run_events
+from fedmoe.storage.rundir import RunDirectory
+
+
+class Member(NamedTuple):
+    """One run of a comparison."""
+
+    label: str
+    config: ExperimentConfig
+    directory: Path
+
+
+def members(config: ExperimentConfig, directory: Path, seeds: Sequence[int]) -> list[Member]:
+    runs = []
+    for seed in seeds:
+        for choice in config.choices():
+            label = f"{choice.name}-seed{seed}"
+            own = config.model_copy(update={"seed": seed, "algorithm": choice, "name": f"{config.name}/{label}"})
+            runs.append(Member(label, own, directory / label))
+    return runs
+
+
+def compare_events(
+    config: ExperimentConfig,
+    directory: Path,
+    seeds: Sequence[int],
+    *,
+    command: str = "",
+    should_stop: Callable[[], bool] = never,
+) -> Iterator[tuple[Member, Event]]:
+    """Run after run, event after event; a comparison that was stopped goes on where it was."""
+    trained: dict[tuple[Any, ...], Path] = {}
+    for member in members(config, directory, seeds):
+        key = _rounds_key(member.config.algorithm, member.config.seed)
+        if key in trained:
+            reuse_rounds(trained[key], member.directory)
+        for event in run_events(member.config, member.directory, command=command, should_stop=should_stop):
+            yield member, event
+            if isinstance(event, Result) and key is not None:
+                trained.setdefault(key, member.directory)
+
+
+def reuse_rounds(source: Path, target: Path) -> None:
+    """Start `target` from the last checkpoint of a finished run with the same rounds: the numbers would be the same."""
+    ours, theirs = RunDirectory(source), RunDirectory(target)
+    newest = sorted(ours.checkpoints.glob("round-*.ckpt"))[-1:]
+    if not newest or any(theirs.checkpoints.glob("round-*.ckpt")):
+        return
+    theirs.checkpoints.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(ours.metrics, theirs.metrics)
+    shutil.copy2(newest[0], theirs.checkpoints)
+
+
+def _rounds_key(choice: AlgorithmChoice, seed: int) -> tuple[Any, ...] | None:
+    rounds = find(choice.name).rounds
+    return None if rounds is None else (rounds, seed, repr(choice.options()))

@@ -1,0 +1,216 @@
+"""One validated TOML file describes a run. Unknown keys are refused, and the nearest known one is named."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from fedmoe.algorithms.catalog import CATALOG, find
+from fedmoe.errors import ConfigError
+from fedmoe.training.plan import TrainingPlan
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(Section):
+    name: str = "digits"
+    folder: Path | None = None  # default: the environment variable FEDMOE_DATA
+
+
+class SplitSizes(Section):
+    """Checked where they are used, against the data: `partition` says what does not fit."""
+
+    num_clients: int = 15
+    num_unseen: NonNegativeInt = 0
+    train_size: int = 25
+    validation_size: int = 10
+    test_size: int = 100
+    global_test_size: int = 500
+
+
+class MajoritySplit(SplitSizes):
+    kind: Literal["majority"] = "majority"
+    share: float = 0.8  # p: what the two majority classes hold together
+    pairs: Literal["overlapping", "disjoint"] = "overlapping"
+
+
+class DirichletSplit(SplitSizes):
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: float = 0.5
+    min_size: PositiveInt = 2
+
+
+class Rule(Section):
+    """Records whose `field` ("label" or a column of the data set) has one of these values are opted out."""
+
+    field: str
+    values: tuple[int, ...]
+
+
+class OptOutConfig(Section):
+    client_fraction: Fraction = 0.0
+    clients: tuple[int, ...] = ()
+    record_fraction: Fraction = 0.0
+    rules: tuple[Rule, ...] = ()
+    masks: Path | None = None  # an .npz file: for each client id a bool array over its training rows, True is opted in
+
+
+class ModelConfig(Section):
+    name: Literal["small_cnn", "mlp"] = "mlp"
+    hidden: tuple[PositiveInt, ...] = (64,)  # of the mlp
+
+
+class AlgorithmChoice(BaseModel):
+    """A name of the catalog, and that algorithm's own settings beside it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "specialist_mixture"
+
+    @model_validator(mode="after")
+    def _settings_are_known(self) -> "AlgorithmChoice":
+        self.options()
+        return self
+
+    def options(self) -> Any:
+        kind = find(self.name).config
+        known = list(getattr(kind, "__dataclass_fields__", {}))
+        for key in self.model_extra or {}:
+            if key not in known:
+                raise ConfigError(f"algorithm.{key} is not a setting of {self.name}. {_nearest(key, known)}")
+        try:
+            return kind(**(self.model_extra or {}))
+        except ValidationError as error:
+            raise ConfigError(_explain(error, "algorithm.")) from error
+
+
+class TrainingConfig(Section):
+    """How clients train: in the rounds, from a fresh start on their own, and when they personalise."""
+
+    federated: TrainingPlan = TrainingPlan()
+    local: TrainingPlan = TrainingPlan(epochs=100)
+    personal: TrainingPlan = TrainingPlan(epochs=100, learning_rate=5e-4)
+
+
+class ScheduleConfig(Section):
+    rounds: PositiveInt = 50
+    clients_per_round: PositiveInt | Literal["all"] = 5
+    checkpoint_every: PositiveInt = 1
+    release: bool = False  # let an algorithm collect the private parts that it declares as a gift
+    max_update_norm: PositiveFloat | None = None  # an update that moved further is refused
+
+
+class EvaluationConfig(Section):
+    clients: PositiveInt | None = None  # personalise and score this many, drawn by the seed; default: all
+
+
+class EngineConfig(Section):
+    workers: PositiveInt | None = None  # default: one per core
+    way: Literal["auto", "stacked", "looped"] = "auto"
+    cohort_size: PositiveInt | None = None  # clients trained together: 1 looped, 16 stacked
+
+
+class ExperimentConfig(Section):
+    name: str = "run"
+    seed: NonNegativeInt = 0
+    data: DataConfig = DataConfig()
+    split: Annotated[MajoritySplit | DirichletSplit, Field(discriminator="kind")] = MajoritySplit()
+    opt_out: OptOutConfig = OptOutConfig()
+    model: ModelConfig = ModelConfig()
+    algorithm: AlgorithmChoice = AlgorithmChoice()
+    training: TrainingConfig = TrainingConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    engine: EngineConfig = EngineConfig()
+    compare: tuple[str | AlgorithmChoice, ...] = ("fedavg", "local_only", "fine_tuned", "specialist_mixture")
+
+    def choices(self) -> list[AlgorithmChoice]:
+        """What `fedmoe compare` trains, one after the other."""
+        return [AlgorithmChoice(name=one) if isinstance(one, str) else one for one in self.compare]
+
+
+def read_config(path: Path, changes: Sequence[str] = ()) -> ExperimentConfig:
+    """Read a TOML file and apply `key.sub=value` changes, whose values are TOML too (or plain text)."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the config {path} cannot be read: {error.strerror}. Name an existing TOML file.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config {path} is not valid TOML: {error}.") from error
+    for change in changes:
+        _apply(table, change)
+    return parse_config(table)
+
+
+def parse_config(table: Mapping[str, Any]) -> ExperimentConfig:
+    split = table.get("split")
+    if isinstance(split, Mapping) and "kind" not in split:
+        table = {**table, "split": {"kind": "majority", **split}}
+    try:
+        return ExperimentConfig.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from error
+
+
+def _apply(table: dict[str, Any], change: str) -> None:
+    key, separator, text = change.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {change!r} has no '='. Write it as key=value, for example --set schedule.rounds=100.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {change!r}: {parent!r} is a value, not a section.")
+    table[last] = value
+
+
+def _explain(error: ValidationError, prefix: str = "") -> str:
+    """The first fault, in the user's words: key, value, why, what to do."""
+    fault = error.errors()[0]
+    tags = {"majority", "dirichlet"}
+    place = [str(part) for part in fault["loc"] if part not in tags]
+    key = prefix + ".".join(place)
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"the config key {key!r} is not known. {_nearest(key, known_keys())}"
+    value = fault.get("input")
+    shown = "" if isinstance(value, dict) else f"={value!r}"
+    return f"{key}{shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}."
+
+
+def _nearest(key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, 1, cutoff=0.4)
+    return f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(known) or 'none'}."
+
+
+def known_keys(model: type[BaseModel] = ExperimentConfig, prefix: str = "") -> list[str]:
+    """Every key that a config file may hold, dotted."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                keys += known_keys(kind, f"{prefix}{name}.")
+            elif kind is TrainingPlan:
+                keys += [f"{prefix}{name}.{inner}" for inner in TrainingPlan.__dataclass_fields__]
+    if model is AlgorithmChoice:
+        keys += [prefix + name for entry in CATALOG.values() for name in entry.config.__dataclass_fields__]
+    return sorted(set(keys))

@@ -1,0 +1,114 @@
+"""What a person sees in the terminal: a progress bar per stage, tables, and the summary page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from fedmoe.data.sources import SourceStatus
+from fedmoe.engines.coordinator import RoundRecord
+from fedmoe.evaluation.summary import summarise
+from fedmoe.experiment import Advanced, Event, Started
+from fedmoe.report.html import render
+
+
+class RunProgress:
+    """One line per run: its stage, how far it is, time left, and what the last round told."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("[dim]{task.fields[detail]}[/dim]"),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._stages: dict[str, str] = {}
+
+    def __enter__(self) -> "RunProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def show(self, label: str, event: Event) -> None:
+        if isinstance(event, Started):
+            for note in event.notes:
+                self._console.print(f"[yellow]{label}: {note}[/yellow]")
+            if event.resumed_from:
+                self._console.print(f"{label}: going on after round {event.resumed_from} of {event.rounds}")
+            self._update(label, "rounds", event.resumed_from, event.rounds)
+        elif isinstance(event, RoundRecord):
+            told = [f"{name.replace('_', ' ')} {value:.3f}" for name, value in event.reports.items()]
+            refused = [f"[red]{event.refused} refused[/red]"] if event.refused else []
+            self._update(
+                label, "rounds", event.round, None, ", ".join([f"{len(event.clients)} clients", *told, *refused])
+            )
+        elif isinstance(event, Advanced):
+            self._update(label, event.stage, event.done, event.total, "clients")
+        else:
+            self._progress.update(self._tasks[label], description=f"{label} [green]done[/green]")
+
+    def _update(self, label: str, stage: str, done: int, total: int | None, detail: str = "") -> None:
+        if label not in self._tasks:
+            self._tasks[label] = self._progress.add_task(label, total=total, detail="")
+        if self._stages.get(label) != stage:
+            self._stages[label] = stage
+            self._progress.reset(self._tasks[label], total=total, description=f"{label} [dim]{stage}[/dim]")
+        self._progress.update(self._tasks[label], completed=done, detail=detail)
+
+
+def score_table(results: Sequence[dict[str, Any]], title: str) -> Table:
+    """Accuracy in percent, mean over clients (and seeds)."""
+    seeds = len({result["seed"] for result in results})
+    table = Table(
+        title=f"{title}: accuracy in %, mean over clients" + (f", ± 95% over {seeds} seeds" if seeds > 1 else "")
+    )
+    rows = summarise(results)
+    has_unseen = any(row["unseen"] for row in rows)
+    table.add_column("method", no_wrap=True)
+    for column in ("own data", "global", *(["unseen"] if has_unseen else []), "worst 10%", "spread"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [_cell(row["own"]), _cell(row["global"]), *([_cell(row["unseen"])] if has_unseen else [])]
+        own = row["own"]
+        table.add_row(row["title"], *cells, f"{100 * own['worst_decile']:.1f}", f"{100 * own['spread']:.1f}")
+    return table
+
+
+def _cell(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "–"
+    interval = "" if cell["interval"] is None else f" ± {100 * cell['interval']:.1f}"
+    before = "" if cell["before"] is None else f"[dim]{100 * cell['before']:.1f} → [/dim]"
+    return f"{before}{100 * cell['mean']:.1f}{interval}"
+
+
+def html_report(results: Sequence[dict[str, Any]], title: str) -> str:
+    return render(list(results), title, summarise(results))
+
+
+def data_table(sources: Sequence[SourceStatus], folder: Path | None) -> Table:
+    table = Table(title=f"Data sets{f' in {folder}' if folder else ' (set FEDMOE_DATA to the folder that holds them)'}")
+    for column in ("name", "what", "train", "test", "classes", "here"):
+        table.add_column(column, justify="right" if column in ("train", "test", "classes") else "left")
+    for source in sources:
+        here = "[green]yes[/green]" if source.present else "no: " + ", ".join(source.missing[:2])
+        counts = (f"{source.train_rows:,}", f"{source.test_rows:,}", str(source.num_classes))
+        table.add_row(source.name, source.title, *counts, here)
+    return table

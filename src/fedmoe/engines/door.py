@@ -1,0 +1,42 @@
+"""Every update and report is checked at the server's door: names, shapes, dtypes, finiteness, norm."""
+
+import torch
+from torch import Tensor
+
+from fedmoe import trees
+from fedmoe.vocabulary import Tensors, Tree
+
+
+def fault_in_update(update: Tensors, expected: Tree, sent: Tree, max_norm: float | None) -> str | None:
+    """Why this update is refused, or None. `sent` is the broadcast that it answers."""
+    like = trees.to_named(expected)
+    if set(update) != set(like):
+        return f"it holds {sorted(set(update) ^ set(like))[0]!r} against the declared names"
+    for name, tensor in update.items():
+        if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
+            return f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {like[name].dtype} {tuple(like[name].shape)}"
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            return f"{name} holds NaN or infinity (a diverged loss: lower the learning rate)"
+    if max_norm is not None and (norm := _norm_of_change(update, trees.to_named(sent))) > max_norm:
+        return f"its change has norm {norm:.4g}, above schedule.max_update_norm={max_norm:g}"
+    return None
+
+
+def fault_in_report(report: Tensors, declared: tuple[str, ...]) -> str | None:
+    """Reports are a few declared, finite numbers."""
+    for name, tensor in report.items():
+        if name.split("/")[0] not in declared:
+            return f"its report holds {name!r}, which is not declared"
+        if not bool(tensor.isfinite().all()):
+            return f"its report of {name} is not finite"
+    return None
+
+
+def _norm_of_change(update: Tensors, sent: Tensors) -> float:
+    """Over the tensors that were sent and came back changed; other numbers, such as counts, have their own caps."""
+
+    def change(name: str, tensor: Tensor) -> Tensor:
+        return (tensor - sent[name]).double().flatten()
+
+    changes = [change(n, t) for n, t in update.items() if n in sent and t.shape == sent[n].shape]
+    return float(torch.cat(changes).norm()) if changes else 0.0

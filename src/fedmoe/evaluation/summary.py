@@ -1,0 +1,75 @@
+"""Scores of many clients and seeds in a few honest numbers. Reads saved results, needs no tensors.
+
+One seed gives no interval; the interval over seeds is Student's t, since seeds are few.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student_t
+
+Result = dict[str, Any]
+Row = dict[str, Any]
+
+
+def summarise(results: Sequence[Result]) -> list[Row]:
+    """One row per method in the order of first appearance: own, global and unseen scores."""
+    methods: dict[str, list[Result]] = {}
+    for result in results:
+        methods.setdefault(result["title"], []).append(result)
+    return [
+        {
+            "title": title,
+            "algorithm": runs[0]["algorithm"],
+            "seeds": len(runs),
+            "own": _cell(runs, data="own", unseen=False),
+            "global": _cell(runs, data="global", unseen=False),
+            "unseen": _cell(runs, data="own", unseen=True),
+        }
+        for title, runs in methods.items()
+    ]
+
+
+def _cell(runs: Sequence[Result], *, data: str, unseen: bool) -> Row | None:
+    finals = [_accuracies(run, data, unseen, _final_model(run)) for run in runs]
+    if not all(len(values) for values in finals):
+        return None
+    firsts = [_accuracies(run, data, unseen, "before") for run in runs if _final_model(run) == "after"]
+    befores = [values.mean() for values in firsts if len(values)]
+    means = [float(values.mean()) for values in finals]
+    return {
+        "mean": float(np.mean(means)),
+        "interval": interval(means),
+        "spread": float(np.mean([values.std() for values in finals])),
+        "worst_decile": float(np.mean([worst_decile(values) for values in finals])),
+        "before": float(np.mean(befores)) if befores else None,
+    }
+
+
+def interval(means: Sequence[float]) -> float | None:
+    """Half the 95% interval of the mean over seeds.
+
+    >>> interval([0.5]) is None
+    True
+    >>> round(interval([0.4, 0.6]), 3)
+    1.271
+    """
+    if len(means) < 2:
+        return None
+    return float(student_t.ppf(0.975, len(means) - 1) * np.std(means, ddof=1) / math.sqrt(len(means)))
+
+
+def worst_decile(values: np.ndarray) -> float:
+    """Mean over the worst tenth of the clients, at least one."""
+    return float(np.sort(values)[: max(1, len(values) // 10)].mean())
+
+
+def _final_model(run: Result) -> str:
+    return "after" if any(score["model"] == "after" for score in run["scores"]) else "before"
+
+
+def _accuracies(run: Result, data: str, unseen: bool, model: str) -> np.ndarray:
+    chosen = (s for s in run["scores"] if s["data"] == data and s["unseen"] == unseen and s["model"] == model)
+    return np.array([score["accuracy"] for score in chosen], dtype=float)

@@ -1,0 +1,266 @@
+"""A run from beginning to end, on one screen: build, rounds, personalise, score, write. The caller pulls events."""
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedmoe import build
+from fedmoe.algorithms.algorithm import Algorithm, Nothing
+from fedmoe.algorithms.catalog import find
+from fedmoe.clients.federation import Federation
+from fedmoe.clients.private_store import PrivateStore
+from fedmoe.config import ExperimentConfig
+from fedmoe.engines.coordinator import Coordinator, RoundRecord
+from fedmoe.engines.embedded import default_workers, start
+from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.worker import Worker
+from fedmoe.errors import RunError
+from fedmoe.evaluation.metrics import Score
+from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.models.network import ModuleOrFactory, Network
+from fedmoe.storage.checkpoints import Checkpoint, load_newest, save_checkpoint
+from fedmoe.storage.rundir import RunDirectory
+from fedmoe.streams import numpy_stream
+from fedmoe.vocabulary import ClientId, Tree
+
+COHORT_SIZE = {"looped": 1, "stacked": 16}
+
+
+class Started(NamedTuple):
+    """`resumed_from` is the round of the checkpoint, 0 for a fresh run; `notes` say what was odd on the way."""
+
+    rounds: int
+    resumed_from: int
+    notes: list[str]
+
+
+class Advanced(NamedTuple):
+    """Some of the clients are personalised or scored."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Stopped(RunError):  # noqa: N818 (it is no error that a user stops a run)
+    """The user asked the run to stop; it can be resumed."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """`data` is what results.json holds."""
+
+    data: dict[str, Any]
+    directory: Path
+    algorithm: Algorithm
+    federation: Federation
+    kept: dict[ClientId, Tree]
+    clock: int
+
+    @property
+    def scores(self) -> list[Score]:
+        return [Score(**score) for score in self.data["scores"]]
+
+    def personal_model(self, client: ClientId | str) -> PersonalModel:
+        """The model that this client ends with: x -> probabilities."""
+        number = self.federation.number_of(client)
+        if number not in self.kept:
+            raise RunError(f"client {client} was not personalised: evaluation.clients left it out.")
+        store = PrivateStore(RunDirectory(self.directory).private_store)
+        kinds = {"client": self.algorithm.client_type, "final": self.algorithm.personal_type}
+        states = {kind: store.load(kind, tree_type, number, self.clock + 1) for kind, tree_type in kinds.items()}
+        store.close()
+        client_state = states["client"]
+        if client_state is None:
+            client_state = self.algorithm.init_client(self.kept[number], number, self.data["seed"])
+        personal = states["final"] if self.algorithm.personalize else None
+        parts = {"broadcast": self.kept[number], "client": client_state, "personal": personal}
+        return PersonalModel(self.algorithm.predict, parts)
+
+
+Event = Started | RoundRecord | Advanced | Result
+
+
+def never() -> bool:
+    return False
+
+
+def run_events(
+    config: ExperimentConfig,
+    directory: Path,
+    *,
+    federation: Federation | None = None,
+    expert: ModuleOrFactory | None = None,
+    gate: ModuleOrFactory | None = None,
+    command: str = "",
+    should_stop: Callable[[], bool] = never,
+) -> Iterator[Event]:
+    """Run or resume `config` in `directory`. Every event is small; the last one is the Result."""
+    run = RunDirectory(directory)
+    with run.opened():
+        federation, facts = _federation(config, federation, run)
+        networks = build.build_networks(config.model, federation, expert, gate)
+        config = _claim(config, networks, run)
+        way = build.resolve_way(config, networks)
+        algorithm = build.build_algorithm(config, networks, way)
+        yield from _Run(config, run, federation, algorithm, should_stop).events(
+            {**facts, "way": way, "command": command, "model_weights": networks[0].num_weights}
+        )
+
+
+class _Run:
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        run: RunDirectory,
+        federation: Federation,
+        algorithm: Algorithm,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.config, self.run, self.federation, self.algorithm = config, run, federation, algorithm
+        self.should_stop = should_stop
+        self.rounds = config.schedule.rounds if algorithm.round else 0
+
+    def events(self, facts: dict[str, Any]) -> Iterator[Event]:
+        begun = time.monotonic()
+        checkpoint, notes = load_newest(self.run.checkpoints, self.algorithm.server_type)
+        if checkpoint is None:
+            checkpoint = Checkpoint(0, self.algorithm.init_server(self.config.seed), {})
+        done, server, note = checkpoint
+        history = self.run.forget_metrics_after(done)
+        manifest = Manifest(note.get("manifest"))
+        yield Started(self.rounds, done, notes)
+        worker = Worker(self.algorithm, self.federation, self.run.private_store, self.config.seed)
+        with start(worker, self.config.engine.workers or default_workers()) as transport:
+            coordinator = self._coordinator(transport, manifest, facts["way"])
+            for number in range(done + 1, self.rounds + 1):
+                self._stop_if_asked(f"after round {number - 1} of {self.rounds}")
+                server, record = coordinator.run_round(server, number)
+                history.append(self._record(record))
+                self._checkpoint(coordinator, server, record)
+                yield record
+            if self.config.schedule.release:
+                server = coordinator.collect_release(server)
+            kept = coordinator.deliver(server, self._scored_clients())
+            yield from self._personalize(coordinator, kept)
+            scores: list[Score] = []
+            for batch in coordinator.score(kept):
+                scores += batch
+                yield Advanced("score", len({score.client for score in scores}), len(kept))
+            clock = coordinator.final_clock
+        seconds = sum(event["seconds"] for event in history) + time.monotonic() - begun
+        yield self._finish(facts, history, manifest, sorted(scores), kept, clock, seconds)
+
+    def _coordinator(self, transport: Any, manifest: Manifest, way: str) -> Coordinator:
+        return Coordinator(
+            self.algorithm,
+            self.federation,
+            transport,
+            seed=self.config.seed,
+            rounds=self.rounds,
+            cohort_size=self.config.engine.cohort_size or COHORT_SIZE[way],
+            manifest=manifest,
+            max_update_norm=self.config.schedule.max_update_norm,
+        )
+
+    def _record(self, record: RoundRecord) -> dict[str, Any]:
+        event = {"event": "round", **record._asdict()}
+        self.run.append_metrics([event])
+        return event
+
+    def _checkpoint(self, coordinator: Coordinator, server: Tree, record: RoundRecord) -> None:
+        due = record.round % self.config.schedule.checkpoint_every == 0
+        if not (due or record.round == self.rounds or self.should_stop()):
+            return
+        save_checkpoint(self.run.checkpoints, record.round, server, {"manifest": coordinator.manifest.as_dict()})
+        if self.algorithm.client_type is not Nothing or self.algorithm.init_personal:
+            coordinator.forget_superseded(record.round)
+
+    def _personalize(self, coordinator: Coordinator, kept: dict[ClientId, Tree]) -> Iterator[Event]:
+        done = 0
+        if self.algorithm.personalize:
+            for clients in coordinator.personalize(kept):
+                done += len(clients)
+                yield Advanced("personalise", done, len(kept))
+                self._stop_if_asked(f"after personalising {done} of {len(kept)} clients")
+
+    def _scored_clients(self) -> list[ClientId]:
+        """Everyone, or a seeded draw of the training clients; newcomers always."""
+        everyone = list(range(self.federation.num_clients))
+        wanted = self.config.evaluation.clients
+        if wanted is not None and wanted < len(everyone):
+            rng = numpy_stream(self.config.seed, "evaluated clients")
+            everyone = sorted(rng.choice(len(everyone), wanted, replace=False, shuffle=False).tolist())
+        unseen = range(self.federation.num_clients, self.federation.num_clients + self.federation.num_unseen)
+        return [*everyone, *unseen]
+
+    def _finish(
+        self,
+        facts: dict[str, Any],
+        history: list[dict[str, Any]],
+        manifest: Manifest,
+        scores: Sequence[Score],
+        kept: dict[ClientId, Tree],
+        clock: int,
+        seconds: float,
+    ) -> Result:
+        takes_part = set(self.federation.participants.tolist())
+        silent = [client for client in range(self.federation.num_clients) if client not in takes_part]
+        self.run.append_metrics([{"event": "score", **score._asdict()} for score in scores])
+        self.run.write_json(self.run.manifest, manifest.as_dict(silent))
+        data = {
+            "name": self.config.name,
+            "algorithm": self.config.algorithm.name,
+            "title": find(self.config.algorithm.name).title,
+            "seed": self.config.seed,
+            "config": self.config.model_dump(mode="json"),
+            "versions": versions(),
+            "seconds": seconds,
+            "rounds": self.rounds,
+            "scores": [score._asdict() for score in scores],
+            "history": [{key: e[key] for key in ("round", "reports", "refused", "seconds")} for e in history],
+            "traffic": manifest.totals() | {"opted_out_clients": len(silent)},
+            **facts,
+        }
+        self.run.write_json(self.run.results, data)
+        return Result(data, self.run.path, self.algorithm, self.federation, kept, clock)
+
+    def _stop_if_asked(self, where: str) -> None:
+        if self.should_stop():
+            raise Stopped(f"stopped {where}. Run the same command again to resume.")
+
+
+def _federation(
+    config: ExperimentConfig, own: Federation | None, run: RunDirectory
+) -> tuple[Federation, dict[str, Any]]:
+    """The user's federation, or the one of the config with its split kept in the run."""
+    if own is not None:
+        return own, {"split_digest": own.digest, "class_counts": [], "class_names": []}
+    federation, split, dataset = build.build_federation(config)
+    split.save(run.split)
+    counts = split.class_counts(dataset.train.y.numpy(), dataset.num_classes)[:200].tolist()
+    return federation, {"split_digest": split.digest, "class_counts": counts, "class_names": list(dataset.class_names)}
+
+
+def _claim(config: ExperimentConfig, networks: tuple[Network, Network], run: RunDirectory) -> ExperimentConfig:
+    """Record the config with the way of training that was chosen; a resume uses the recorded way."""
+    way = build.resolve_way(config, networks)
+    resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"way": way})})
+    table = resolved.model_dump(mode="json")
+    if config.engine.way == "auto" and not (run.path / "config.toml").exists():
+        run.claim({**table, "versions": versions()})
+        return resolved
+    asked = {**table, "engine": {**table["engine"], "way": config.engine.way}, "versions": versions()}
+    recorded = run.claim(asked)
+    engine = config.engine.model_copy(update={"way": recorded["engine"]["way"]})
+    return config.model_copy(update={"engine": engine})
+
+
+def versions() -> dict[str, str]:
+    return {"fedmoe": version("fedmoe"), "torch": torch.__version__, "python": platform.python_version()}

@@ -1,0 +1,90 @@
+"""Any `nn.Module` as a pure function of its parameters."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedmoe.errors import ConfigError
+from fedmoe.streams import derive_seed
+from fedmoe.vocabulary import Tensors
+
+ModuleOrFactory = nn.Module | Callable[[], nn.Module]
+
+# Layers whose batched kernels beat a loop over clients on a CPU. Convolutions turn into grouped ones, which lose;
+# recurrent kernels have no batching rule at all.
+STACKING_PAYS = (
+    nn.Linear, nn.Embedding, nn.LayerNorm, nn.Flatten, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU,
+    nn.LogSoftmax, nn.Softmax,
+)  # fmt: skip
+
+
+class Network:
+    """A module without state of its own: ``network(params, x)``.
+
+    Built from a factory, every `init` draws fresh weights; built from a module, its weights start every copy.
+    """
+
+    def __init__(self, source: ModuleOrFactory, name: str = "model") -> None:
+        self.name = name
+        self._source = source
+        self._module = copy.deepcopy(source) if isinstance(source, nn.Module) else self._build(0)
+        self._refuse_running_statistics()
+        # Looking for tied weights on every call costs a tenth of a small CNN's step: look once.
+        names = [len(list(self._module.named_parameters(remove_duplicate=flag))) for flag in (True, False)]
+        self._has_tied_weights = names[0] != names[1]
+
+    def __call__(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
+        if self._module.training != training:
+            self._module.train(training)
+        output: Tensor = functional_call(self._module, params, (x,), tie_weights=self._has_tied_weights)
+        return output
+
+    def init(self, *path: int | str) -> Tensors:
+        """Fresh weights for a path such as (run seed, "expert"): the same path, the same weights."""
+        module = self._module if isinstance(self._source, nn.Module) else self._build(derive_seed(*path))
+        return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+    @property
+    def num_weights(self) -> int:
+        return sum(parameter.numel() for parameter in self._module.parameters())
+
+    @property
+    def stacking_pays(self) -> bool:
+        layers = [module for module in self._module.modules() if not list(module.children())]
+        bare = any(
+            list(m.parameters(recurse=False)) for m in self._module.modules() if not isinstance(m, STACKING_PAYS)
+        )
+        return not bare and all(isinstance(layer, STACKING_PAYS) for layer in layers)
+
+    def check_output(self, x: Tensor, num_outputs: int) -> None:
+        """Refuse a module that does not answer (B, num_outputs) for a batch of this client's inputs."""
+        try:
+            with torch.no_grad():
+                shape = tuple(self(self.init(0), x).shape)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the {self.name} cannot read a batch of shape {tuple(x.shape)}: {error}. "
+                "Make its first layer fit the data, or reshape the data."
+            ) from error
+        if shape != (len(x), num_outputs):
+            raise ConfigError(
+                f"the {self.name} returns shape {shape} for a batch of shape {tuple(x.shape)}; "
+                f"it must return ({len(x)}, {num_outputs}): one unnormalised score per "
+                f"{'class' if num_outputs > 1 else 'example'}. Change its last layer."
+            )
+
+    def _build(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._source()
+
+    def _refuse_running_statistics(self) -> None:
+        for name, layer in self._module.named_modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
+                raise ConfigError(
+                    f"layer {name!r} of the {self.name} is a {type(layer).__name__}: running statistics do not average "
+                    "over clients and mix the examples of a batch. Use nn.GroupNorm or nn.LayerNorm."
+                )

@@ -1,0 +1,129 @@
+"""Label skew by Dirichlet: for each class, the parts that go to the clients are drawn from Dir(alpha).
+
+Small alpha: few clients hold a class. Large alpha: iid. Sizes differ between clients (Yurochkin et al. 2019,
+Hsu et al. 2019). Suffixes: C clients (those that train, then the unseen ones), K classes.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmoe.errors import ConfigError
+from fedmoe.partition.quotas import (
+    Pools,
+    Shares,
+    capped_quotas,
+    quotas,
+    require_rows,
+    require_sizes,
+    require_supply,
+    separate,
+    stream,
+)
+from fedmoe.partition.split import Indices, Split
+
+
+def split_by_dirichlet(
+    train_labels: NDArray[np.int64],
+    test_labels: NDArray[np.int64],
+    num_classes: int,
+    *,
+    num_clients: int,
+    num_unseen: int = 0,
+    alpha: float,
+    min_size: int = 2,
+    train_size: int,
+    validation_size: int,
+    test_size: int,
+    global_test_size: int,
+    seed: int,
+) -> Split:
+    """Sizes are means over clients: (train_size + validation_size) rows each on average, at least `min_size`.
+
+    A client's rows go to training and validation in the ratio of the two sizes, at least one to each if it has two.
+    Its test rows follow its own class counts; a class that has too few test rows leaves its part to the client's
+    other classes, and if they have too few as well the client's test set is smaller than `test_size`.
+    """
+    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
+    counts = {"num_clients": num_clients, "num_unseen": num_unseen, "min_size": min_size}
+    require_sizes(global_test_size=global_test_size, **counts, **sizes)
+    _require_alpha(alpha)
+    _require_floor(min_size, train_size + validation_size)
+    require_rows(num_clients, num_unseen, train_size, validation_size, len(train_labels))
+    all_clients = num_clients + num_unseen
+    pools, test_pools = (Pools(y, num_classes, seed, p) for y, p in ((train_labels, "train"), (test_labels, "test")))
+    total = all_clients * (train_size + validation_size)
+    total_K = quotas(total, np.ones(num_classes), stream(seed, "class totals"))
+    remedy = "Classes are used alike: lower a size or the number of clients"
+    require_supply(total_K, pools.supply_K, f"split.train_size={train_size} with {all_clients} clients", remedy)
+
+    counts_CK = raise_to_floor(class_parts(total_K, all_clients, alpha, seed), min_size)
+    sizes_C = counts_CK.sum(1)
+    train, validation = separate(pools.deal(counts_CK), _train_sizes(sizes_C, train_size, validation_size))
+    tests = [
+        capped_quotas(test_size, counts_K, test_pools.supply_K, stream(seed, "test_size", c))
+        for c, counts_K in enumerate(counts_CK)
+    ]
+    test = test_pools.mirror(np.stack(tests), seed, "own test")
+    global_test = test_pools.balanced(global_test_size, stream(seed, "global test"))
+    return Split(num_clients, num_unseen, train, validation, test, global_test)
+
+
+def class_parts(total_K: Indices, num_clients: int, alpha: float, seed: int) -> Indices:
+    """How many rows of each class go to each client (C, K)."""
+    parts = []
+    for label, total in enumerate(total_K):
+        rng = stream(seed, "dirichlet", label)
+        parts.append(quotas(int(total), _proportions(num_clients, alpha, rng), rng))
+    return np.stack(parts, axis=1)
+
+
+def _proportions(num_clients: int, alpha: float, rng: np.random.Generator) -> Shares:
+    """Dir(alpha); where alpha is too near 0 for floating point, its limit: all to one client."""
+    drawn = rng.dirichlet(np.full(num_clients, alpha))
+    if np.isfinite(drawn).all() and drawn.sum() > 0:
+        return drawn
+    limit = np.zeros(num_clients)
+    limit[rng.integers(num_clients)] = 1
+    return limit
+
+
+def raise_to_floor(counts_CK: Indices, min_size: int) -> Indices:
+    """Clients with fewer than `min_size` rows take rows, one by one, from the largest class of the largest client.
+
+    Ends because every step lowers the total shortage by one, and while there is a shortage the largest client is
+    above the floor (the mean is not below it).
+    """
+    counts = counts_CK.copy()
+    sizes_C = counts.sum(1)
+    for poor in np.flatnonzero(sizes_C < min_size):
+        while sizes_C[poor] < min_size:
+            rich = int(np.argmax(sizes_C))
+            label = int(np.argmax(counts[rich]))
+            counts[rich, label] -= 1
+            counts[poor, label] += 1
+            sizes_C[rich] -= 1
+            sizes_C[poor] += 1
+    return counts
+
+
+def _train_sizes(sizes_C: Indices, train_size: int, validation_size: int) -> Indices:
+    exact = sizes_C * train_size / (train_size + validation_size)
+    return np.maximum(1, np.minimum(np.floor(exact + 0.5).astype(np.int64), sizes_C - 1))
+
+
+def _require_alpha(alpha: float) -> None:
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ConfigError(
+            f"split.alpha={alpha} is not a positive number, as a Dirichlet distribution needs. "
+            "Set it between 0.01 (a class in few hands) and 100 (nearly iid)."
+        )
+
+
+def _require_floor(min_size: int, mean_size: int) -> None:
+    if min_size > mean_size:
+        raise ConfigError(
+            f"split.min_size={min_size} is above the mean of {mean_size} rows per client "
+            "(split.train_size + split.validation_size). Lower min_size or raise a size."
+        )

@@ -1,0 +1,118 @@
+"""Whole numbers out of shares, and rows out of classes: what every split by label is made of.
+
+Suffixes: C clients, K classes.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedmoe.errors import ConfigError
+from fedmoe.partition.split import Indices, Shards
+from fedmoe.streams import numpy_stream
+
+Shares = NDArray[np.float64]
+
+
+def stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
+    """A stream of its own for each purpose and client: what one draws never shifts what another draws."""
+    return numpy_stream(seed, "split", purpose, *ids)
+
+
+def quotas(total: int, shares: ArrayLike, rng: np.random.Generator) -> Indices:
+    """`total` apportioned by largest remainder: sums exactly, each within one of its exact share; ties go by lot.
+
+    >>> quotas(10, [0.5, 0.31, 0.19], np.random.default_rng(0))
+    array([5, 3, 2])
+    """
+    weights = np.asarray(shares, dtype=np.float64)
+    exact = np.round(total * (weights / weights.sum()), 9)  # rounded, so that equal shares do tie
+    whole: Indices = np.floor(exact).astype(np.int64)
+    left = total - int(whole.sum())
+    by_remainder = np.lexsort((rng.random(len(exact)), whole - exact))
+    whole[by_remainder[:left]] += 1
+    return whole
+
+
+def capped_quotas(total: int, shares: ArrayLike, caps: Indices, rng: np.random.Generator) -> Indices:
+    """Quotas that exceed no cap. What a full class cannot give, the other classes with a share do, while they can."""
+    weights = np.array(shares, dtype=np.float64)
+    taken = np.zeros(len(caps), dtype=np.int64)
+    while (left := total - int(taken.sum())) > 0:
+        weights[taken >= caps] = 0
+        if not weights.sum() > 0:
+            break
+        taken = np.minimum(taken + quotas(left, weights, rng), caps)
+    return taken
+
+
+class Pools:
+    """The rows of each class in a random order fixed by (seed, purpose), ready to be dealt out."""
+
+    def __init__(self, labels: NDArray[np.int64], num_classes: int, seed: int, purpose: str) -> None:
+        rows = np.argsort(labels, kind="stable")
+        self.supply_K = np.bincount(labels, minlength=num_classes)[:num_classes].astype(np.int64)
+        self.rows_K = np.split(rows, np.cumsum(self.supply_K))[:num_classes]
+        for label, pool in enumerate(self.rows_K):
+            stream(seed, purpose, label).shuffle(pool)
+        self.place = stream(seed, f"{purpose} order").random(len(labels))  # where a row stands within its client
+
+    def deal(self, demand_CK: Indices) -> Shards:
+        """Rows by class to each client, none of them twice; a client's rows depend on the clients before it only."""
+        owners_C = np.arange(len(demand_CK))
+        owner = np.concatenate([np.repeat(owners_C, demand) for demand in demand_CK.T])
+        rows = np.concatenate([pool[:used] for pool, used in zip(self.rows_K, demand_CK.sum(0), strict=True)])
+        return Shards(_offsets(demand_CK.sum(1)), rows[np.lexsort((self.place[rows], owner))])
+
+    def mirror(self, demand_CK: Indices, seed: int, purpose: str) -> Shards:
+        """Rows by class to each client, none twice within a client; clients draw alone, so they may share rows."""
+        lists = [self._draw(demand_K, stream(seed, purpose, client)) for client, demand_K in enumerate(demand_CK)]
+        return Shards.from_lists(lists)
+
+    def _draw(self, demand_K: Indices, rng: np.random.Generator) -> Indices:
+        drawn = [rng.choice(self.rows_K[k], demand_K[k], replace=False) for k in np.flatnonzero(demand_K)]
+        return rng.permutation(np.concatenate([*drawn, np.zeros(0, dtype=np.int64)]))
+
+    def balanced(self, total: int, rng: np.random.Generator) -> Indices:
+        """The same number of rows of every class, give or take one, in order."""
+        demand_K = quotas(total, np.ones(len(self.rows_K)), rng)
+        require_supply(demand_K, self.supply_K, f"split.global_test_size={total}", "Lower split.global_test_size")
+        return np.sort(self.deal(demand_K[None]).rows)
+
+
+def _offsets(sizes: Indices) -> Indices:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+
+
+def separate(shards: Shards, first_C: Indices) -> tuple[Shards, Shards]:
+    """Each client's shard in two: its first rows, as many as `first_C` says, and the rest."""
+    place = np.arange(len(shards.rows)) - np.repeat(shards.offsets[:-1], shards.sizes)
+    in_first = place < np.repeat(first_C, shards.sizes)
+    first = Shards(_offsets(first_C), shards.rows[in_first])
+    return first, Shards(_offsets(shards.sizes - first_C), shards.rows[~in_first])
+
+
+def require_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        least = 0 if name == "num_unseen" else 1
+        if size < least:
+            raise ConfigError(f"split.{name}={size} is below {least}. Set it to {least} or more.")
+
+
+def require_rows(num_clients: int, num_unseen: int, train_size: int, validation_size: int, supply: int) -> None:
+    """Checked on the numbers alone, so an absurd setting is refused before it takes memory."""
+    demand = (num_clients + num_unseen) * (train_size + validation_size)
+    if demand > supply:
+        raise ConfigError(
+            f"split.num_clients={num_clients} and split.num_unseen={num_unseen} with split.train_size={train_size} and "
+            f"split.validation_size={validation_size} rows each need {demand} training examples, "
+            f"but the data set has {supply}. Lower one of them."
+        )
+
+
+def require_supply(demand_K: Indices, supply_K: Indices, setting: str, remedy: str) -> None:
+    """Names the class that is shortest, as no class may be drawn from beyond its rows."""
+    worst = int(np.argmax(demand_K - supply_K))
+    if demand_K[worst] > supply_K[worst]:
+        raise ConfigError(
+            f"{setting} needs {demand_K[worst]} examples of class {worst}, but there are {supply_K[worst]}. {remedy}."
+        )

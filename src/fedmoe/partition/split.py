@@ -1,0 +1,93 @@
+"""Which example went to which client: compact arrays, a hash, and a file.
+
+A million clients are three arrays, never a million objects.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fedmoe.errors import DataError
+
+Indices = NDArray[np.int64]
+
+
+class Shards(NamedTuple):
+    """Client c holds rows[offsets[c]:offsets[c + 1]]."""
+
+    offsets: Indices
+    rows: Indices
+
+    def of(self, client: int) -> Indices:
+        return self.rows[self.offsets[client] : self.offsets[client + 1]]
+
+    @property
+    def sizes(self) -> Indices:
+        return np.diff(self.offsets)
+
+    @classmethod
+    def from_lists(cls, lists: "list[Indices]") -> "Shards":
+        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum([len(rows) for rows in lists], out=offsets[1:])
+        return cls(offsets, np.concatenate([*lists, np.zeros(0, dtype=np.int64)]).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of the training part for `train` and `validation`, of the test part for `test` and `global_test`.
+
+    Clients 0 … num_clients - 1 train; the num_unseen clients after them never do.
+    """
+
+    num_clients: int
+    num_unseen: int
+    train: Shards
+    validation: Shards
+    test: Shards
+    global_test: Indices
+
+    @property
+    def digest(self) -> str:
+        """A hash of every assignment: two runs on one split have the same one."""
+        state = hashlib.blake2b(f"{self.num_clients},{self.num_unseen}".encode(), digest_size=16)
+        for name, array in self.arrays().items():
+            state.update(f"{name}:{array.size};".encode() + np.ascontiguousarray(array).tobytes())
+        return state.hexdigest()
+
+    def arrays(self) -> dict[str, Indices]:
+        shards = {"train": self.train, "validation": self.validation, "test": self.test}
+        named = {f"{name}_{part}": array for name, s in shards.items() for part, array in s._asdict().items()}
+        return {**named, "global_test": self.global_test}
+
+    def class_counts(self, labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
+        """Training examples per (client, class): what a picture of the split shows."""
+        owners = np.repeat(np.arange(len(self.train.sizes)), self.train.sizes)
+        cells = owners * num_classes + labels[self.train.rows]
+        return np.bincount(cells, minlength=len(self.train.sizes) * num_classes).reshape(-1, num_classes)
+
+    def save(self, path: Path) -> None:
+        meta = {"num_clients": self.num_clients, "num_unseen": self.num_unseen, "digest": self.digest}
+        save_file(self.arrays(), path, {"split": json.dumps(meta)})
+
+    @classmethod
+    def load(cls, path: Path) -> "Split":
+        try:
+            with safe_open(path, "numpy") as file:
+                meta = json.loads(file.metadata()["split"])
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except (SafetensorError, OSError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is not a split file ({error}). Delete it and run again.") from error
+        parts = {
+            name: Shards(arrays[f"{name}_offsets"], arrays[f"{name}_rows"]) for name in ("train", "validation", "test")
+        }
+        split = cls(meta["num_clients"], meta["num_unseen"], global_test=arrays["global_test"], **parts)
+        if split.digest != meta["digest"]:
+            raise DataError(f"{path} was changed: its hash is {split.digest}, it states {meta['digest']}.")
+        return split

@@ -1,0 +1,212 @@
+"""One page that tells a comparison: it opens without a network and holds nothing but text and our own figures."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from fedmoe.evaluation.summary import summarise
+from fedmoe.report import figures
+from fedmoe.report.methods import Method, Result, Row, group
+from fedmoe.report.svg import colour_rules, element, escape
+
+STYLE = (
+    colour_rules(":root")
+    + """
+:root{color-scheme:light dark}*{box-sizing:border-box}
+body{margin:0 auto;padding:2rem 1.25rem 4rem;max-width:76rem;background:var(--paper);color:var(--ink);
+font:1rem/1.55 system-ui,sans-serif}
+h1{font-size:1.7rem;line-height:1.25;margin:0 0 .25rem}h2{font-size:1.15rem;margin:2.25rem 0 .5rem}
+h1,p,dd,td,th{overflow-wrap:anywhere}p{max-width:46rem;margin:.25rem 0}
+.soft,.note,small,figcaption,dt{color:var(--soft)}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:1rem 0}dd{margin:0}
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.note{margin-top:.5rem;font-size:.9rem}
+th,td{padding:.4rem .9rem .4rem 0;text-align:right;border-bottom:1px solid var(--grid);vertical-align:top}
+td,thead th{white-space:nowrap}th:first-child{text-align:left;min-width:9rem}tbody th{font-weight:600}
+small{display:block;font-size:.8rem}.figures{display:grid;gap:1.5rem 2.5rem;
+grid-template-columns:repeat(auto-fit,minmax(min(100%,30rem),1fr))}figure{margin:0;min-width:0}
+figure svg{display:block;width:100%;min-width:28rem;height:auto}figcaption{font-size:.9rem;margin-top:.25rem}
+h3{font-size:1rem;margin:0 0 .5rem}code,pre{font:.85rem/1.5 ui-monospace,monospace}
+pre{background:var(--panel);padding:.75rem 1rem;overflow-x:auto;margin:.5rem 0}summary{cursor:pointer}
+"""
+)
+NO_NETWORK = element(
+    "meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'"
+)
+
+
+def render(results: Sequence[Result], title: str, table: Sequence[Row] | None = None) -> str:
+    """The whole page.
+
+    Args:
+        results: runs as stored in `results.json`; runs of one method with several seeds are shown as one method.
+        table: a row per method as `summarise(results)` makes them, which is what we take if there is none.
+    """
+    head = [
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        NO_NETWORK,
+        element("title", escape(title)),
+        element("style", STYLE),
+    ]
+    body = [
+        element("header", element("h1", escape(title)), _facts(results)),
+        _summary(summarise(results) if table is None else table),
+        _figures(results),
+        _traffic(group(results)),
+        _config(results),
+    ]
+    page = element("html", element("head", *head), element("body", element("main", *body)), lang="en")
+    return f"<!doctype html>\n{page}\n"
+
+
+def _facts(results: Sequence[Result]) -> str:
+    clients = {score["client"] for r in results for score in r["scores"] if not score["unseen"]}
+    unseen = {score["client"] for r in results for score in r["scores"] if score["unseen"]}
+    facts = {
+        "Methods": _distinct(method.title for method in group(results)),
+        "Seeds": _distinct(r["seed"] for r in results),
+        "Clients": f"{len(clients)}" + (f", and {len(unseen)} unseen in training" if unseen else ""),
+        "Rounds": _distinct(r["rounds"] for r in results if r["rounds"]) or "none",
+        "Weights of a model": _distinct(f"{r['model_weights']:,}" for r in results),
+        "Split": _distinct(r["split_digest"] for r in results),
+        "Command": element("code", _distinct((r["command"] for r in results), "; ")),
+    }
+    return element("dl", *(element("dt", name) + element("dd", value) for name, value in facts.items()))
+
+
+def _distinct(values: Iterable[object], between: str = ", ") -> str:
+    return escape(between.join(dict.fromkeys(str(value) for value in values)))
+
+
+def _summary(table: Sequence[Row]) -> str:
+    if not table:
+        return ""
+    kinds = {"own": "Own data", "global": "Global test", "unseen": "Unseen clients"}
+    kinds = {kind: name for kind, name in kinds.items() if any(row.get(kind) for row in table)}
+    names = ["Method", *kinds.values(), "Spread", "Worst decile"]
+    best = {kind: max(row[kind]["mean"] for row in table if row.get(kind)) for kind in kinds}
+    rows = [
+        element("th", escape(row["title"]), scope="row")
+        + "".join(_score(row.get(kind), best[kind], len(table)) for kind in kinds)
+        + "".join(element("td", _percent((row.get("own") or {}).get(key))) for key in ("spread", "worst_decile"))
+        for row in table
+    ]
+    return element("section", element("h2", "Accuracy, in percent"), _table(names, rows, _how_to_read(table)))
+
+
+def _how_to_read(table: Sequence[Row]) -> str:
+    seeds = max(row["seeds"] for row in table)
+    interval = (
+        f"± is half of the 95 % interval over {seeds} seeds (Student t)." if seeds > 1 else "One seed: no interval."
+    )
+    return (
+        "Mean over clients after personalisation where there is any; small: before → after it. "
+        f"{interval} Spread: standard deviation over clients, own data. "
+        "Worst decile: mean of the tenth of clients with the lowest accuracy, own data. Bold: highest mean."
+    )
+
+
+def _score(score: Mapping[str, Any] | None, best: float, num_rows: int) -> str:
+    if not score:
+        return element("td", "–")
+    mean = _percent(score["mean"])
+    shown = element("b", mean) if num_rows > 1 and score["mean"] == best else mean
+    interval = score.get("interval")
+    before = score.get("before")
+    more = element("small", f"{_percent(before)} → {mean}") if before is not None else ""
+    return element("td", shown + (f" ± {_percent(interval)}" if interval is not None else ""), more)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def _table(names: Iterable[str], rows: Iterable[str], note: str) -> str:
+    """Wide tables scroll in a narrow window; the note below does not."""
+    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+    body = element("tbody", *(element("tr", row) for row in rows))
+    return element("div", element("table", head, body), class_="scroll") + element("p", note, class_="note")
+
+
+def _figures(results: Sequence[Result]) -> str:
+    counted = next((r for r in results if r.get("class_counts")), None)
+    heat = figures.class_counts(counted["class_counts"], counted["class_names"]) if counted else ""
+    several = len({r["seed"] for r in results}) > 1
+    seed = f" (seed {counted['seed']})" if counted and several else ""
+    shown = [
+        ("What each method buys and costs", figures.trade_off(results),
+         "Higher is better for each client at home, further right is better on everyone's data"
+         + ("; a cross is the 95 % interval over seeds." if several else ".")),
+        ("Every client", figures.per_client(results),
+         f"One dot per client{' and seed' if several else ''}, a diamond at the mean: "
+         "a long tail to the left is clients that a method fails."),
+        ("Training", figures.training_curve(results),
+         "The loss that clients report while they train together; methods that share the same rounds share a line."),
+        ("Who holds what", heat,
+         f"Each row is a client, each column a class{escape(seed)}: the more rows differ, the less alike the clients."),
+    ]  # fmt: skip
+    drawn = [
+        element("figure", element("h3", name), element("div", figure, class_="scroll"), element("figcaption", caption))
+        for name, figure, caption in shown
+        if figure
+    ]
+    return element("section", element("h2", "Figures"), element("div", *drawn, class_="figures")) if drawn else ""
+
+
+def _traffic(methods: Sequence[Method]) -> str:
+    names = ["Method", "Left the clients", "Sent to clients", "Clients that sent", "Opted out", "Refused"]
+    rows = []
+    for method in methods:
+        if traffic := [run["traffic"] for run in method.runs if run.get("traffic")]:
+            up, down = (_bytes(fmean(t[key] for t in traffic)) for key in ("bytes_up", "bytes_down"))
+            keys = ("clients_that_sent", "opted_out_clients", "refused")
+            counts = (f"{fmean(t[key] for t in traffic):,.4g}" for key in keys)
+            cells = (element("td", cell) for cell in (up, down, *counts))
+            rows.append(element("th", escape(method.title), scope="row") + "".join(cells))
+    caption = "Bytes of all messages of one run, mean over seeds. Refused: messages that the server did not accept."
+    return element("section", element("h2", "What left the clients"), _table(names, rows, caption)) if rows else ""
+
+
+def _bytes(count: float) -> str:
+    """
+    >>> _bytes(0), _bytes(999), _bytes(1_234_567)
+    ('nothing', '999 B', '1.2 MB')
+    """
+    if count == 0:
+        return "nothing"
+    power = next((p for p in range(4) if count < 1000 ** (p + 1)), 4)
+    return f"{count / 1000**power:.{1 if power else 0}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _config(results: Sequence[Result]) -> str:
+    configs = [dict(_flat(r["config"])) for r in results]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    shared = [key for key in keys if len({config.get(key) for config in configs}) == 1]
+    blocks = [element("h3", "Shared by all runs"), _lines(configs[0], shared)] if shared else []
+    for result, config in zip(results, configs, strict=True):
+        if differs := [key for key in keys if key not in shared and key in config]:
+            blocks += [element("h3", escape(result["name"])), _lines(config, differs)]
+    packages = dict.fromkeys(f"{name} {version}" for r in results for name, version in r["versions"].items())
+    seconds = sum(r["seconds"] for r in results)
+    ways = _distinct(r["way"] for r in results)
+    made_by = f"{_distinct(packages)}; runs: {len(results)}, {seconds:,.0f} s in all; clients computed: {ways}."
+    details = element("details", element("summary", "Whole configuration"), *blocks)
+    return element("section", element("h2", "How to repeat it"), element("p", made_by, class_="soft"), details)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """
+    >>> list(_flat({"data": {"name": "digits"}, "seed": 0}))
+    [('data.name', '"digits"'), ('seed', '0')]
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _lines(config: Mapping[str, str], keys: Iterable[str]) -> str:
+    return element("pre", escape("\n".join(f"{key} = {config[key]}" for key in keys)))

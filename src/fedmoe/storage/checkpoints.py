@@ -1,0 +1,66 @@
+"""Checkpoints of the server: named tensors and a JSON note in one safetensors file, with a digest of the whole.
+
+The newest valid one is resumed from. Two are kept, so that a damaged file costs rounds and not the run.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from fedmoe import trees
+from fedmoe.storage.files import write_atomically
+from fedmoe.vocabulary import Tree
+
+T = TypeVar("T")
+
+KEPT = 2
+DIGEST_SIZE = 16
+
+
+class Checkpoint(NamedTuple):
+    round: int
+    server: Any
+    note: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, round_number: int, server: Tree, note: dict[str, Any]) -> None:
+    body = trees.to_bytes(server, {"note": json.dumps(note), "round": str(round_number)})
+    digest = hashlib.blake2b(body, digest_size=DIGEST_SIZE).digest()
+    write_atomically(_path(folder, round_number), digest + body)
+    for old in _newest_first(folder)[KEPT:]:
+        old.unlink()
+
+
+def load_newest(folder: Path, server_type: type[T]) -> tuple[Checkpoint | None, list[str]]:
+    """The newest valid checkpoint, and a sentence for each newer file that had to be passed over."""
+    passed_over = []
+    for path in _newest_first(folder):
+        content = path.read_bytes()
+        digest, body = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
+        if hashlib.blake2b(body, digest_size=DIGEST_SIZE).digest() != digest:
+            passed_over.append(f"{path.name} is damaged or cut short ({len(content)} bytes): using the one before it.")
+            continue
+        return _read(body, server_type), passed_over
+    return None, passed_over
+
+
+def _read(body: bytes, server_type: type[T]) -> Checkpoint:
+    length = int.from_bytes(body[:8], "little")
+    meta = json.loads(body[8 : 8 + length])["__metadata__"]
+    try:
+        server = trees.from_named(server_type, load(body))
+    except SafetensorError as error:  # the digest is right, so this is a file of another program
+        raise ValueError(f"a checkpoint with a valid digest is not safetensors: {error}") from error
+    return Checkpoint(int(meta["round"]), server, json.loads(meta["note"]))
+
+
+def _path(folder: Path, round_number: int) -> Path:
+    return folder / f"round-{round_number:08d}.ckpt"
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.ckpt"), reverse=True)

@@ -1,0 +1,45 @@
+"""Random streams derived from (run seed, purpose, round, client), never from a global generator.
+
+So results do not depend on the order of clients, the number of workers, or a stop in between.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedmoe.vocabulary import ClientId
+
+
+def derive_seed(*path: int | str) -> int:
+    """A 63-bit seed for a path such as (run seed, "sample", round).
+
+    >>> derive_seed(0, "split") == derive_seed(0, "split") != derive_seed(0, "noise")
+    True
+    """
+    digest = hashlib.blake2b("/".join(map(str, path)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def torch_stream(*path: int | str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seed(*path))
+
+
+def numpy_stream(*path: int | str) -> np.random.Generator:
+    return np.random.default_rng(derive_seed(*path))
+
+
+class Streams(NamedTuple):
+    """The random streams of one cohort: each client draws from its own, whoever else is in the cohort."""
+
+    seed: int
+    scope: str  # the exchange, or "personalize": streams of different work never meet
+    round: int
+    clients: tuple[ClientId, ...]
+
+    def generators(self, purpose: str) -> list[torch.Generator]:
+        return [torch_stream(self.seed, self.scope, purpose, self.round, client) for client in self.clients]
+
+    def seeds(self, purpose: str) -> list[int]:
+        return [derive_seed(self.seed, self.scope, purpose, self.round, client) for client in self.clients]

@@ -1,0 +1,254 @@
+"""The one local trainer: a cohort of clients, ragged sizes, several parameter groups, early stopping per client.
+
+Two ways with one meaning. *Stacked*: parameters with a client axis, ``vmap(grad)``: pays for linear models. *Looped*:
+one client at a time: pays for convolutions on a CPU. They agree to float tolerance, and a test says so.
+
+Shape suffixes: S clients, R clients that take this step, P parameters of a group, N examples, B examples of a batch.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedmoe import trees
+from fedmoe.streams import Streams
+from fedmoe.training.flat import Layout
+from fedmoe.training.gradients import gradient_of_one, gradients_of_many
+from fedmoe.training.inference import Batch, Way, clients_of, pad_rows, per_example
+from fedmoe.training.optimizers import Optimizer, descend, init_slots
+from fedmoe.vocabulary import Examples, Tensors, Tree
+
+# losses_B = loss(trainable, frozen, batch): `trainable` holds the parameters of every group by the group's name.
+Trainable = dict[str, Tree]
+Loss = Callable[[Trainable, Tree, Batch], Tensor]
+
+
+class Group(NamedTuple):
+    """Parameters that follow one loss on one set of examples.
+
+    All groups take their gradients at the same point and then step together; groups with equal data see equal batches.
+    """
+
+    params: Tree  # (nested) dict, each leaf (S, ...)
+    loss: Loss
+    data: Examples
+    optimizer: Optimizer
+    batch_term: Callable[[Trainable, Tree, Batch, Tensor], Tensor] | None = None  # last: which rows are real
+    noise: Callable[[torch.Generator, int], Tensors] | None = None  # per-example draws, added to batch.extra
+
+
+class Schedule(NamedTuple):
+    """How long: passes over the first group's data, or a number of steps (then `epochs` is not read)."""
+
+    batch_size: int
+    epochs: int = 1
+    steps: int | None = None
+
+
+class EarlyStopping(NamedTuple):
+    """Keep the best copy by `loss` on `data`; stop a client after `patience` checks without a better one."""
+
+    loss: Loss
+    data: Examples
+    patience: int
+    every: int = 1  # epochs between checks
+
+
+class Fitted(NamedTuple):
+    """`loss_S`: mean training loss of the last epoch (0 for a client without examples); `epochs_S`: epochs trained."""
+
+    params: Trainable
+    loss_S: Tensor
+    epochs_S: Tensor
+
+
+def fit(
+    groups: Mapping[str, Group],
+    schedule: Schedule,
+    rng: Streams,
+    way: Way,
+    frozen: Tree = None,
+    stopping: EarlyStopping | None = None,
+) -> Fitted:
+    """Train every client of the cohort on its own. `frozen` is a tree with a client axis that no group changes."""
+    frozen = {} if frozen is None else frozen
+    if way == "stacked":
+        return _Cohort(groups, schedule, rng, way, frozen, stopping).train()
+    parts = []
+    for s, client in enumerate(rng.clients):
+        alone = {name: _only(group, s) for name, group in groups.items()}
+        stop = stopping._replace(data=_row(stopping.data, s)) if stopping else None
+        here = rng._replace(clients=(client,))
+        with torch.random.fork_rng(devices=[]):  # a module's own dropout draws here, and leaves no trace
+            torch.manual_seed(here.seeds("module")[0])
+            kept = trees.tree_map(lambda leaf, s=s: leaf[s : s + 1], frozen)
+            parts.append(_Cohort(alone, schedule, here, way, kept, stop).train())
+    return trees.tree_map(lambda *leaf: torch.cat(leaf), parts[0], *parts[1:])
+
+
+def _only(group: Group, s: int) -> Group:
+    return group._replace(params=trees.tree_map(lambda leaf: leaf[s : s + 1], group.params), data=_row(group.data, s))
+
+
+def _row(examples: Examples, s: int) -> Examples:
+    one = clients_of(examples)[s] if len(examples.counts) > 1 else None
+    return examples if one is None else trees.tree_map(lambda leaf: leaf[None], one)
+
+
+class _Cohort:
+    """The state of one training run; clients that have stopped are no longer computed."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        schedule: Schedule,
+        rng: Streams,
+        way: Way,
+        frozen: Tree,
+        stopping: EarlyStopping | None,
+    ) -> None:
+        self.groups, self.schedule, self.way, self.frozen, self.stopping = groups, schedule, way, frozen, stopping
+        self.layouts = {name: Layout.of(group.params) for name, group in groups.items()}
+        self.flat = {name: self.layouts[name].pack(group.params) for name, group in groups.items()}
+        self.slots = {name: init_slots(group.optimizer, self.flat[name]) for name, group in groups.items()}
+        self.batches = {name: _batch_streams(group, schedule.batch_size, rng) for name, group in groups.items()}
+        self.noise = {name: rng.generators(f"noise:{name}") for name, group in groups.items() if group.noise}
+        self.size = len(rng.clients)
+        self.steps_S = self._steps_per_epoch()
+        self.taken_S = [0] * self.size
+        self.loss_S, self.epochs_S = torch.zeros(self.size), torch.zeros(self.size)
+
+    def train(self) -> Fitted:
+        epochs = 1 if self.schedule.steps is not None else self.schedule.epochs
+        alive = [s for s in range(self.size) if self.steps_S[s]]
+        best = _Best(self.size, self.stopping) if self.stopping else None
+        if best and alive:
+            alive = best.keep(alive, self.flat, self.validation_losses(alive))
+        for epoch in range(1, epochs + 1):
+            if not alive:
+                break
+            self.run_epoch(alive)
+            self.epochs_S[alive] += 1
+            if best and (epoch % best.every == 0 or epoch == epochs):
+                alive = best.keep(alive, self.flat, self.validation_losses(alive))
+        flat = best.restore(self.flat) if best else self.flat
+        params = {name: self.layouts[name].unpack(flat[name]) for name in self.groups}
+        return Fitted(params, self.loss_S, self.epochs_S)
+
+    def run_epoch(self, alive: list[int]) -> None:
+        self.loss_S[alive] = 0
+        for step in range(max(self.steps_S[s] for s in alive)):
+            self.step([s for s in alive if step < self.steps_S[s]])
+        self.loss_S[alive] /= torch.tensor([self.steps_S[s] for s in alive])
+
+    def step(self, rows: list[int]) -> None:
+        """Gradients of all groups at the same point, then all groups move."""
+        everyone = len(rows) == self.size
+        point = self.flat if everyone else {name: flat[rows] for name, flat in self.flat.items()}
+        grads = {name: self.gradients(name, point, rows) for name in self.groups}
+        for s in rows:
+            self.taken_S[s] += 1
+        count = self.taken_S[0] if self.size == 1 else torch.tensor([[self.taken_S[s]] for s in rows])
+        for name, group in self.groups.items():
+            slots = self.slots[name] if everyone else {key: slot[rows] for key, slot in self.slots[name].items()}
+            descend(group.optimizer, point[name], grads[name], slots, count)
+            if not everyone:
+                self.flat[name][rows] = point[name]
+                for key, slot in slots.items():
+                    self.slots[name][key][rows] = slot
+
+    def gradients(self, name: str, point: dict[str, Tensor], rows: list[int]) -> Tensor:
+        group = self.groups[name]
+        indices = [next(self.batches[name][s]) for s in rows]
+        noise = (
+            [group.noise(self.noise[name][s], len(i)) for s, i in zip(rows, indices, strict=True)]
+            if group.noise
+            else []
+        )
+        if self.way == "looped":
+            frozen = trees.pick(self.frozen, 0)
+            batch = _take(group.data, 0, indices[0], noise[0] if noise else {})
+            loss, grad = gradient_of_one(name, group.loss, group.batch_term, self.layouts, point, frozen, batch)
+        else:
+            frozen = self.frozen if len(rows) == self.size else trees.tree_map(lambda leaf: leaf[rows], self.frozen)
+            batches, real_RB = _take_many(group.data, rows, indices, noise)
+            loss, grad = gradients_of_many(
+                name, group.loss, group.batch_term, self.layouts, point, frozen, batches, real_RB
+            )
+        if name == next(iter(self.groups)):
+            self.loss_S.index_add_(0, torch.tensor(rows), loss)
+        return grad
+
+    def validation_losses(self, alive: list[int]) -> Tensor:
+        """Mean validation loss per client that is still training; -inf, always the best, for one without examples."""
+        assert self.stopping is not None
+        loss = self.stopping.loss
+        everyone = len(alive) == self.size
+        data = self.stopping.data if everyone else trees.tree_map(lambda leaf: leaf[alive], self.stopping.data)
+        flat = self.flat if everyone else {name: rows[alive] for name, rows in self.flat.items()}
+        frozen = self.frozen if everyone else trees.tree_map(lambda leaf: leaf[alive], self.frozen)
+        params = {name: self.layouts[name].unpack(rows) for name, rows in flat.items()}
+        losses = per_example(lambda tree, batch: loss(tree[0], tree[1], batch), (params, frozen), data, self.way)
+        mean_S: Tensor = losses.sum(1) / data.counts
+        return mean_S.masked_fill(data.counts == 0, -torch.inf)
+
+    def _steps_per_epoch(self) -> list[int]:
+        counts = next(iter(self.groups.values())).data.counts.tolist()
+        if self.schedule.steps is not None:
+            return [self.schedule.steps if count else 0 for count in counts]
+        return [-(-count // self.schedule.batch_size) for count in counts]
+
+
+class _Best:
+    """Copies of the best parameters so far: copies, never references that later steps overwrite."""
+
+    def __init__(self, size: int, stopping: EarlyStopping) -> None:
+        self.every, self.patience = stopping.every, stopping.patience
+        self.loss_S = torch.full((size,), torch.inf)
+        self.checks_since_S = torch.zeros(size, dtype=torch.int64)
+        self.copies: dict[str, Tensor] = {}
+
+    def keep(self, alive: list[int], flat: dict[str, Tensor], losses: Tensor) -> list[int]:
+        """Take copies where the loss improved; return the clients that go on."""
+        self.copies = self.copies or {name: rows.clone() for name, rows in flat.items()}
+        rows = torch.tensor(alive, dtype=torch.int64)
+        better = (losses < self.loss_S[rows]) | losses.isneginf()  # no validation examples: the last copy is kept
+        self.checks_since_S[rows] += 1
+        improved = rows[better]
+        self.checks_since_S[improved] = 0
+        self.loss_S[improved] = losses[better]
+        for name, copies in self.copies.items():
+            copies[improved] = flat[name][improved]
+        return [s for s in alive if self.checks_since_S[s] < self.patience]
+
+    def restore(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self.copies or flat
+
+
+def _batch_streams(group: Group, batch_size: int, rng: Streams) -> list[Iterator[Tensor]]:
+    counts = group.data.counts.tolist()
+    return [shuffled(g, n, batch_size) for g, n in zip(rng.generators("batches"), counts, strict=True)]
+
+
+def shuffled(generator: torch.Generator, count: int, batch_size: int) -> Iterator[Tensor]:
+    """Row numbers of one batch after another, reshuffled each epoch; the last batch of an epoch may be short."""
+    while count:
+        yield from torch.randperm(count, generator=generator).split(batch_size)
+
+
+def _take(data: Examples, s: int, index: Tensor, noise: Tensors) -> Batch:
+    extra = {name: tensor[s, index] for name, tensor in data.extra.items()}
+    return Batch(data.x[s, index], data.y[s, index], extra | noise, training=True)
+
+
+def _take_many(data: Examples, rows: list[int], indices: list[Tensor], noise: list[Tensors]) -> tuple[Batch, Tensor]:
+    """The batches of several clients, padded to the longest, and which rows are real."""
+    longest = max(len(index) for index in indices)
+    index_RB = pad_rows(indices, longest)
+    real_RB = torch.arange(longest) < torch.tensor([len(index) for index in indices])[:, None]
+    at = torch.tensor(rows)[:, None]
+    extra = {name: tensor[at, index_RB] for name, tensor in data.extra.items()}
+    drawn = {name: pad_rows([draw[name] for draw in noise], longest) for name in (noise[0] if noise else {})}
+    return Batch(data.x[at, index_RB], data.y[at, index_RB], extra | drawn, training=True), real_RB

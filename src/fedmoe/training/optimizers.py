@@ -1,0 +1,52 @@
+"""SGD, momentum and Adam on flat parameter vectors with a client axis.
+
+Why not `torch.optim`: a client's parameters are one row of a (S, P) matrix here, so one elementwise step serves a
+cohort and a single client alike, without the per-parameter Python of an Optimizer (a tenth of a small CNN's step) and
+without importing `torch._dynamo` (1.4 s). Tests compare every step with `torch.optim`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmoe.vocabulary import Tensors
+
+
+@dataclass(frozen=True)
+class Sgd:
+    learning_rate: float
+    momentum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adam:
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+Optimizer = Sgd | Adam
+
+
+def init_slots(optimizer: Optimizer, flat_SP: Tensor) -> Tensors:
+    """Optimizers start afresh: zeros of the parameters' shape."""
+    if isinstance(optimizer, Adam):
+        return {name: torch.zeros_like(flat_SP) for name in ("mean", "square", "scratch")}
+    return {"velocity": torch.zeros_like(flat_SP)} if optimizer.momentum else {}
+
+
+def descend(optimizer: Optimizer, flat_SP: Tensor, grad_SP: Tensor, slots: Tensors, step: int | Tensor) -> None:
+    """One step, in place on `flat_SP` and `slots`. `step` counts from 1: a number, or (S, 1) where clients differ."""
+    if isinstance(optimizer, Adam):
+        slots["mean"].lerp_(grad_SP, 1 - optimizer.beta1)
+        slots["square"].mul_(optimizer.beta2).addcmul_(grad_SP, grad_SP, value=1 - optimizer.beta2)
+        # A scratch row instead of temporaries: fresh memory of this size costs more than the arithmetic.
+        move = torch.div(slots["square"], 1 - optimizer.beta2**step, out=slots["scratch"])
+        torch.div(slots["mean"], move.sqrt_().add_(optimizer.epsilon), out=move)
+        flat_SP.sub_(move.mul_(optimizer.learning_rate / (1 - optimizer.beta1**step)))
+        return
+    if optimizer.momentum:
+        grad_SP = slots["velocity"].mul_(optimizer.momentum).add_(grad_SP)
+    flat_SP.sub_(grad_SP, alpha=optimizer.learning_rate)

@@ -1,0 +1,116 @@
+"""Trees of tensors: map, stack, name, and read back.
+
+Torch keeps its own tree helpers under a private name; this file is the only one that imports them.
+
+A leaf's name is the path to it, joined by "/": ``State(model={"fc.weight": ...})`` has the leaf ``model/fc.weight``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, get_type_hints
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedmoe.errors import MessageError
+from fedmoe.vocabulary import Tensors, Tree
+
+T = TypeVar("T")
+
+
+def tree_map(function: Callable[..., Any], tree: T, *others: Tree) -> T:
+    """Apply `function` leaf by leaf.
+
+    >>> tree_map(lambda a: a + 1, {"a": torch.zeros(1)})
+    {'a': tensor([1.])}
+    """
+    mapped: T = pytree.tree_map(function, tree, *others)
+    return mapped
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    return list(pytree.tree_leaves(tree))
+
+
+def stack(trees: Sequence[T]) -> T:
+    """Put trees of one structure side by side: every leaf gets a leading client axis.
+
+    A cohort that shares one object gets a view of it, not copies.
+    """
+    if all(tree is trees[0] for tree in trees):
+        return tree_map(lambda leaf: leaf.expand(len(trees), *leaf.shape), trees[0])
+    return tree_map(lambda *leaf: torch.stack(leaf), trees[0], *trees[1:])
+
+
+def unstack(tree: T, size: int) -> list[T]:
+    return [pick(tree, index) for index in range(size)]
+
+
+def pick(tree: T, index: int) -> T:
+    """The tree of one client of a stacked tree."""
+    return tree_map(lambda leaf: leaf[index], tree)
+
+
+def to_named(tree: Tree) -> Tensors:
+    """Name every leaf by its path.
+
+    >>> sorted(to_named({"gate": {"weight": torch.zeros(1)}, "bias": torch.zeros(1)}))
+    ['bias', 'gate/weight']
+    """
+    named: Tensors = {}
+    _collect(tree, "", named)
+    return named
+
+
+def _collect(tree: Tree, path: str, named: Tensors) -> None:
+    if isinstance(tree, Tensor):
+        named[path] = tree
+        return
+    children = tree if isinstance(tree, Mapping) else tree._asdict()
+    for name, child in children.items():
+        if "/" in name:
+            raise MessageError(f"the name {name!r} holds a '/', which separates the levels of a tree: rename it.")
+        _collect(child, f"{path}/{name}" if path else name, named)
+
+
+def to_bytes(tree: Tree, metadata: dict[str, str] | None = None) -> bytes:
+    """Named tensors as safetensors. Copies, because leaves may share memory and the format refuses that."""
+    return save(
+        {name: leaf.detach().clone(memory_format=torch.contiguous_format) for name, leaf in to_named(tree).items()},
+        metadata,
+    )
+
+
+def from_named(kind: type[T], named: Mapping[str, Tensor]) -> T:
+    """Read a tree back: `kind` is its NamedTuple type; fields that are not NamedTuples are tensors or dicts.
+
+    Raises MessageError for a name that `kind` does not declare, or a tensor that is missing.
+    """
+    declared: dict[str, Any] = get_type_hints(kind)
+    strangers = sorted({name.split("/")[0] for name in named} - set(declared))
+    if strangers:
+        raise MessageError(f"{kind.__name__} has no field {strangers[0]!r}; it has {', '.join(declared)}.")
+    fields = {name: _read_field(kind.__name__, name, hint, named) for name, hint in declared.items()}
+    return kind(**fields)
+
+
+def _read_field(kind: str, name: str, hint: Any, named: Mapping[str, Tensor]) -> Tree:
+    if hint is Tensor:
+        if name not in named:
+            raise MessageError(f"{kind} lacks its tensor {name!r}: the sender runs another version or algorithm.")
+        return named[name]
+    inner = {key[len(name) + 1 :]: value for key, value in named.items() if key.startswith(name + "/")}
+    return from_named(hint, inner) if hasattr(hint, "_fields") else nested(inner)
+
+
+def nested(named: Mapping[str, Tensor]) -> Tree:
+    """Dicts within dicts from names with '/': the inverse of `to_named` for dicts."""
+    tree: dict[str, Tree] = {}
+    for path, value in named.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return tree

@@ -1,0 +1,38 @@
+"""The words that every layer uses. No logic.
+
+Shape suffixes: S clients of a cohort, N examples of a client, B examples of a batch.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+ClientId = int
+Tensors = dict[str, Tensor]
+
+# A tree is a Tensor, a dict of trees by name, or a NamedTuple of trees. States and messages are trees.
+# Spelled Any because Python cannot say "any NamedTuple whose fields are trees".
+Tree = Any
+
+
+class Examples(NamedTuple):
+    """Examples of one client (N, ...), or of a cohort (S, N, ...) padded at the end.
+
+    `counts` is () for one client and (S,) for a cohort: how many of the N rows are real.
+    `extra` holds further tensors per example, such as cached outputs of frozen parts.
+    """
+
+    x: Tensor
+    y: Tensor
+    counts: Tensor
+    extra: Tensors
+
+
+class ClientData(NamedTuple):
+    """What client code may see: training and validation examples, of one client or of a cohort.
+
+    Code whose result leaves the client is handed the opted-in records only; personalisation is handed all of them.
+    """
+
+    train: Examples
+    validation: Examples

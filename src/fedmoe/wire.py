@@ -1,0 +1,67 @@
+"""What may cross the wire: messages, as named tensors in safetensors. There is no encoder for private state.
+
+An algorithm declares its broadcasts, updates and reports with `@message`; everything else is refused here.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fedmoe import trees
+from fedmoe.errors import MessageError
+from fedmoe.vocabulary import Tensors, Tree
+
+T = TypeVar("T")
+
+
+def message(kind: type[T]) -> type[T]:
+    """Declare a NamedTuple as a broadcast, an update or a report: something that may be sent."""
+    kind.may_be_sent = True  # type: ignore[attr-defined]
+    return kind
+
+
+def encode(tree: Tree) -> bytes:
+    """Named tensors of a declared message as bytes."""
+    if not getattr(type(tree), "may_be_sent", False):
+        raise MessageError(
+            f"{type(tree).__name__} is not declared as a message, so it may not leave its owner. "
+            "Only broadcasts, updates and reports are sent; declare such a type with @message."
+        )
+    return trees.to_bytes(tree)
+
+
+def decode(kind: type[T], data: bytes) -> T:
+    return trees.from_named(kind, decode_named(data))
+
+
+def decode_named(data: bytes) -> Tensors:
+    try:
+        named: dict[str, Tensor] = load(data)
+    except SafetensorError as error:
+        raise MessageError(f"a message of {len(data)} bytes is not safetensors: {error}.") from error
+    return named
+
+
+def pack(header: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
+    """One frame: a JSON header and some blobs.
+
+    >>> unpack(pack({"do": "score"}, [b"ab", b""]))
+    ({'do': 'score'}, [b'ab', b''])
+    """
+    head = json.dumps({"sizes": [len(blob) for blob in blobs], "header": header}).encode()
+    return b"".join([struct.pack(">Q", len(head)), head, *blobs])
+
+
+def unpack(frame: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    (length,) = struct.unpack_from(">Q", frame)
+    head = json.loads(frame[8 : 8 + length])
+    blobs, start = [], 8 + length
+    for size in head["sizes"]:
+        blobs.append(frame[start : start + size])
+        start += size
+    return head["header"], blobs
