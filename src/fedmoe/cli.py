@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from fedmoe.data.sources import data_folder, list_sources
 from fedmoe.errors import FedmoeError
 from fedmoe.experiment import Result, Stopped, run_events
 from fedmoe.interrupts import stop_on_signals
+from fedmoe.report.figures import trade_off
 from fedmoe.storage.files import write_atomically
 from fedmoe.storage.rundir import read_results
 
@@ -113,9 +113,14 @@ def _seeds(text: str) -> list[int]:
 
 def _print_results(results: list[dict[str, object]], home: Path, title: str) -> None:
     console.print(display.score_table(results, title))
-    report = home / "report.html"
-    write_atomically(report, display.html_report(results, title).encode())
-    console.print(f"Report: [bold]{escape(str(report))}[/bold]")
+    pages = {
+        "report.html": display.html_report(results, title),
+        "table.md": display.markdown_table(results),
+        "trade_off.svg": trade_off(results),
+    }
+    for name, page in pages.items():
+        write_atomically(home / name, page.encode())
+    console.print(f"Report: [bold]{escape(str(home / 'report.html'))}[/bold]")
 
 
 def _command() -> str:
@@ -124,7 +129,6 @@ def _command() -> str:
 
 def main() -> None:
     """Errors that a user can mend are explained, not traced (exit code 2); a stopped run exits with 130."""
-    warnings.simplefilter("default")
     try:
         app()
     except Stopped as stop:

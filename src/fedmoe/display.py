@@ -15,6 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from fedmoe.data.sources import SourceStatus
 from fedmoe.engines.coordinator import RoundRecord
@@ -97,6 +98,15 @@ def _cell(cell: dict[str, Any] | None) -> str:
     interval = "" if cell["interval"] is None else f" ± {100 * cell['interval']:.1f}"
     before = "" if cell["before"] is None else f"[dim]{100 * cell['before']:.1f} → [/dim]"
     return f"{before}{100 * cell['mean']:.1f}{interval}"
+
+
+def markdown_table(results: Sequence[dict[str, Any]]) -> str:
+    """The same numbers for a README: accuracy in %, before → after personalisation."""
+    lines = ["| method | own data | global | unseen | worst 10% of own |", "|---|---|---|---|---|"]
+    for row in summarise(results):
+        cells = [Text.from_markup(_cell(row[part])).plain for part in ("own", "global", "unseen")]
+        lines.append(f"| {row['title']} | {' | '.join(cells)} | {100 * row['own']['worst_decile']:.1f} |")
+    return "\n".join(lines) + "\n"
 
 
 def html_report(results: Sequence[dict[str, Any]], title: str) -> str:

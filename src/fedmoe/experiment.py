@@ -134,6 +134,7 @@ class _Run:
             checkpoint = Checkpoint(0, self.algorithm.init_server(self.config.seed), {})
         done, server, note = checkpoint
         history = self.run.forget_metrics_after(done)
+        earlier = sum(event["seconds"] for event in history)
         manifest = Manifest(note.get("manifest"))
         yield Started(self.rounds, done, notes)
         worker = Worker(self.algorithm, self.federation, self.run.private_store, self.config.seed)
@@ -154,7 +155,7 @@ class _Run:
                 scores += batch
                 yield Advanced("score", len({score.client for score in scores}), len(kept))
             clock = coordinator.final_clock
-        seconds = sum(event["seconds"] for event in history) + time.monotonic() - begun
+        seconds = earlier + time.monotonic() - begun
         yield self._finish(facts, history, manifest, sorted(scores), kept, clock, seconds)
 
     def _coordinator(self, transport: Any, manifest: Manifest, way: str) -> Coordinator:

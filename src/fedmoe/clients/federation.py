@@ -103,7 +103,7 @@ def federation_from_split(dataset: Dataset, split: Split, opted: OptOut) -> Fede
         return Records(
             train=rows(dataset.train, split.train.of(client)),
             validation=rows(dataset.train, split.validation.of(client)),
-            test=rows(dataset.test, split.test.of(client)),
+            test=rows(dataset.train if split.own_test == "train" else dataset.test, split.test.of(client)),
             train_opted_in=mask(opted.train_opted_in, split.train.offsets, client),
             validation_opted_in=mask(opted.validation_opted_in, split.validation.offsets, client),
         )

@@ -7,7 +7,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,10 @@ class Shards(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of the training part for `train` and `validation`, of the test part for `test` and `global_test`.
+    """Rows of the training part for `train` and `validation`, of the test part for `global_test`.
 
+    `test` are rows of the part that `own_test` names: a natural client's own test data are among its own rows.
+    `domains` numbers what else sets clients apart, such as the angle by which a client's images are turned.
     Clients 0 … num_clients - 1 train; the num_unseen clients after them never do.
     """
 
@@ -52,11 +54,13 @@ class Split:
     validation: Shards
     test: Shards
     global_test: Indices
+    own_test: Literal["train", "test"] = "test"
+    domains: Indices | None = None
 
     @property
     def digest(self) -> str:
         """A hash of every assignment: two runs on one split have the same one."""
-        state = hashlib.blake2b(f"{self.num_clients},{self.num_unseen}".encode(), digest_size=16)
+        state = hashlib.blake2b(f"{self.num_clients},{self.num_unseen},{self.own_test}".encode(), digest_size=16)
         for name, array in self.arrays().items():
             state.update(f"{name}:{array.size};".encode() + np.ascontiguousarray(array).tobytes())
         return state.hexdigest()
@@ -64,7 +68,8 @@ class Split:
     def arrays(self) -> dict[str, Indices]:
         shards = {"train": self.train, "validation": self.validation, "test": self.test}
         named = {f"{name}_{part}": array for name, s in shards.items() for part, array in s._asdict().items()}
-        return {**named, "global_test": self.global_test}
+        domains = {} if self.domains is None else {"domains": self.domains}
+        return {**named, "global_test": self.global_test, **domains}
 
     def class_counts(self, labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
         """Training examples per (client, class): what a picture of the split shows."""
@@ -73,7 +78,8 @@ class Split:
         return np.bincount(cells, minlength=len(self.train.sizes) * num_classes).reshape(-1, num_classes)
 
     def save(self, path: Path) -> None:
-        meta = {"num_clients": self.num_clients, "num_unseen": self.num_unseen, "digest": self.digest}
+        counts = {"num_clients": self.num_clients, "num_unseen": self.num_unseen, "own_test": self.own_test}
+        meta = {**counts, "digest": self.digest}
         save_file(self.arrays(), path, {"split": json.dumps(meta)})
 
     @classmethod
@@ -82,12 +88,17 @@ class Split:
             with safe_open(path, "numpy") as file:
                 meta = json.loads(file.metadata()["split"])
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, OSError, KeyError, TypeError) as error:
+            parts = {n: Shards(arrays[f"{n}_offsets"], arrays[f"{n}_rows"]) for n in ("train", "validation", "test")}
+            split = cls(
+                num_clients=meta["num_clients"],
+                num_unseen=meta["num_unseen"],
+                own_test=meta["own_test"],
+                global_test=arrays["global_test"],
+                domains=arrays.get("domains"),
+                **parts,
+            )
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path} is not a split file ({error}). Delete it and run again.") from error
-        parts = {
-            name: Shards(arrays[f"{name}_offsets"], arrays[f"{name}_rows"]) for name in ("train", "validation", "test")
-        }
-        split = cls(meta["num_clients"], meta["num_unseen"], global_test=arrays["global_test"], **parts)
         if split.digest != meta["digest"]:
             raise DataError(f"{path} was changed: its hash is {split.digest}, it states {meta['digest']}.")
         return split

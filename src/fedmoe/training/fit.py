@@ -1,7 +1,7 @@
 """The one local trainer: a cohort of clients, ragged sizes, several parameter groups, early stopping per client.
 
-Two ways with one meaning. *Stacked*: parameters with a client axis, ``vmap(grad)``: pays for linear models. *Looped*:
-one client at a time: pays for convolutions on a CPU. They agree to float tolerance, and a test says so.
+Two ways with one meaning. *Stacked*: parameters with a client axis and a batched forward by ``vmap``: pays for dense
+models. *Looped*: one client at a time: pays for convolutions on a CPU. They agree to float tolerance; a test says so.
 
 Shape suffixes: S clients, R clients that take this step, P parameters of a group, N examples, B examples of a batch.
 """
@@ -118,6 +118,10 @@ class _Cohort:
         self.size = len(rng.clients)
         self.steps_S = self._steps_per_epoch()
         self.taken_S = [0] * self.size
+        if way == "looped":  # views of the rows that are trained in place: made once, seen anew by each step
+            self.leaves = {name: _leaves(self.layouts[name].unpack(flat[0])) for name, flat in self.flat.items()}
+            self.grads = {name: torch.empty_like(flat) for name, flat in self.flat.items()}
+            self.frozen_of_one = trees.pick(frozen, 0)
         self.loss_S, self.epochs_S = torch.zeros(self.size), torch.zeros(self.size)
 
     def train(self) -> Fitted:
@@ -150,7 +154,8 @@ class _Cohort:
         grads = {name: self.gradients(name, point, rows) for name in self.groups}
         for s in rows:
             self.taken_S[s] += 1
-        count = self.taken_S[0] if self.size == 1 else torch.tensor([[self.taken_S[s]] for s in rows])
+        counts = [self.taken_S[s] for s in rows]
+        count = counts[0] if len(set(counts)) == 1 else torch.tensor(counts)[:, None]
         for name, group in self.groups.items():
             slots = self.slots[name] if everyone else {key: slot[rows] for key, slot in self.slots[name].items()}
             descend(group.optimizer, point[name], grads[name], slots, count)
@@ -168,9 +173,9 @@ class _Cohort:
             else []
         )
         if self.way == "looped":
-            frozen = trees.pick(self.frozen, 0)
             batch = _take(group.data, 0, indices[0], noise[0] if noise else {})
-            loss, grad = gradient_of_one(name, group.loss, group.batch_term, self.layouts, point, frozen, batch)
+            grad, own = self.grads[name], self.leaves[name]
+            loss = gradient_of_one(group.loss, group.batch_term, own, self.leaves, self.frozen_of_one, batch, grad)
         else:
             frozen = self.frozen if len(rows) == self.size else trees.tree_map(lambda leaf: leaf[rows], self.frozen)
             batches, real_RB = _take_many(group.data, rows, indices, noise)
@@ -195,10 +200,13 @@ class _Cohort:
         return mean_S.masked_fill(data.counts == 0, -torch.inf)
 
     def _steps_per_epoch(self) -> list[int]:
-        counts = next(iter(self.groups.values())).data.counts.tolist()
+        """Groups step together, so a client that lacks examples for one of them takes no step."""
+        counts_GS = [group.data.counts.tolist() for group in self.groups.values()]
+        able_S = [all(counts) for counts in zip(*counts_GS, strict=True)]
         if self.schedule.steps is not None:
-            return [self.schedule.steps if count else 0 for count in counts]
-        return [-(-count // self.schedule.batch_size) for count in counts]
+            return [self.schedule.steps if able else 0 for able in able_S]
+        batch_size = self.schedule.batch_size
+        return [-(-count // batch_size) if able else 0 for count, able in zip(counts_GS[0], able_S, strict=True)]
 
 
 class _Best:
@@ -225,6 +233,10 @@ class _Best:
 
     def restore(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
         return self.copies or flat
+
+
+def _leaves(views: Tree) -> Tree:
+    return trees.tree_map(lambda view: view.detach().requires_grad_(), views)
 
 
 def _batch_streams(group: Group, batch_size: int, rng: Streams) -> list[Iterator[Tensor]]:

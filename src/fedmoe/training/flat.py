@@ -26,11 +26,11 @@ class Layout(NamedTuple):
     def pack(self, params_S: Tree) -> Tensor:
         """(S, P), a copy: what is trained is never the sender's tensor."""
         named = trees.to_named(params_S)
-        return torch.cat([named[name].flatten(1) for name in self.names], dim=1)
+        return torch.cat([named[name].reshape(len(named[name]), -1) for name in self.names], dim=1)
 
     def unpack(self, flat: Tensor) -> Tree:
         """Views of the vector (P,) of one client, or of the rows (S, P) of a cohort."""
         parts = flat.split(self.sizes, dim=-1)
         lead = flat.shape[:-1]
-        views = (part.view(*lead, *shape) for part, shape in zip(parts, self.shapes, strict=True))
+        views = (part.view((*lead, *shape)) for part, shape in zip(parts, self.shapes, strict=True))
         return trees.nested(dict(zip(self.names, views, strict=True)))

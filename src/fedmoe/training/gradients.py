@@ -1,11 +1,12 @@
-"""The gradient of a group's mean loss: for one client by autograd, for a cohort by ``vmap(grad)``."""
+"""The gradient of a group's mean loss: for one client by autograd, for a cohort through ``vmap``."""
 
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
+from fedmoe import trees
 from fedmoe.errors import ConfigError
 from fedmoe.training.flat import Layout
 from fedmoe.training.inference import Batch
@@ -16,23 +17,15 @@ BatchTerm = Callable[[dict[str, Tree], Tree, Batch, Tensor], Tensor] | None
 
 
 def gradient_of_one(
-    name: str,
-    loss: Loss,
-    batch_term: BatchTerm,
-    layouts: Mapping[str, Layout],
-    point: dict[str, Tensor],
-    frozen: Tree,
-    batch: Batch,
-) -> tuple[Tensor, Tensor]:
-    """(loss (1,), gradient (1, P)) of the only client in `point`."""
-    vectors = {group: flat[0] for group, flat in point.items()}
-    vectors[name] = vectors[name].detach().requires_grad_()
-    trainable = {group: layouts[group].unpack(vector) for group, vector in vectors.items()}
+    loss: Loss, batch_term: BatchTerm, own: Tree, trainable: dict[str, Tree], frozen: Tree, batch: Batch, out: Tensor
+) -> Tensor:
+    """The loss (1,) of one client; its gradient by the leaves of `own` goes into `out` (1, P)."""
     value = loss(trainable, frozen, batch).mean()
     if batch_term:
         value = value + batch_term(trainable, frozen, batch, torch.ones(len(batch), dtype=torch.bool))
-    (grad,) = torch.autograd.grad(value, vectors[name])
-    return value.detach()[None], grad[None]
+    grads = torch.autograd.grad(value, trees.leaves(own), materialize_grads=True)
+    torch.cat([grad.reshape(1, -1) for grad in grads], dim=1, out=out)
+    return value.detach()[None]
 
 
 def gradients_of_many(
@@ -56,11 +49,15 @@ def gradients_of_many(
         value = (loss(trainable, kept, batch) * real).sum() / real.sum()
         return value + batch_term(trainable, kept, batch, real) if batch_term else value
 
+    # Clients are independent, so the gradient of the summed loss holds each client's gradient in its own row; a plain
+    # backward through the batched forward costs half of vmap(grad).
+    own = point[name].detach().requires_grad_()
     parts = (batches.x, batches.y, batches.extra)
     try:
-        grads, losses = vmap(grad_and_value(mean_loss))(point[name], point, frozen, parts, real_RB)
+        losses_R = vmap(mean_loss)(own, point, frozen, parts, real_RB)
+        (grads_RP,) = torch.autograd.grad(losses_R.sum(), own)
     except RuntimeError as error:
         raise ConfigError(
             f"these clients cannot be trained stacked: {error}. Set engine.way = 'looped' to train them one at a time."
         ) from error
-    return losses.detach(), grads.detach()
+    return losses_R.detach(), grads_RP

@@ -1,0 +1,234 @@
+"""The command line as a user meets it: results, resuming, and errors that say what to do (exit code 2)."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmoe import cli
+
+SMALL = """
+name = "small"
+compare = ["fedavg", "fine_tuned"]
+[split]
+num_clients = 4
+num_unseen = 1
+train_size = 12
+validation_size = 6
+test_size = 20
+global_test_size = 50
+[model]
+hidden = [8]
+[training.local]
+epochs = 3
+[training.personal]
+epochs = 3
+[schedule]
+rounds = 3
+clients_per_round = 2
+[engine]
+workers = 1
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+class Outcome:
+    def __init__(self, code: int, out: str) -> None:
+        self.code, self.out = code, re.sub(r"\s+", " ", out)
+
+
+def invoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: object) -> Outcome:
+    monkeypatch.setattr(sys, "argv", ["fedmoe", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    captured = capfd.readouterr()
+    return Outcome(int(stop.value.code or 0), captured.out + captured.err)
+
+
+@pytest.fixture
+def fedmoe(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path):  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: invoke(monkeypatch, capfd, *arguments)
+
+
+def test_a_run_prints_scores_and_writes_everything(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("run", config)
+    assert outcome.code == 0
+    assert "Specialist mixture" in outcome.out
+    written = {path.name for path in (tmp_path / "runs" / "small").iterdir()}
+    assert {
+        "config.toml",
+        "split.safetensors",
+        "metrics.jsonl",
+        "manifest.json",
+        "results.json",
+        "report.html",
+    } <= written
+
+
+def test_running_again_shows_the_same_numbers(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    fedmoe("run", config)
+    first = json.loads((tmp_path / "runs/small/results.json").read_bytes())
+    assert fedmoe("run", config).code == 0
+    again = json.loads((tmp_path / "runs/small/results.json").read_bytes())
+    assert again["scores"] == first["scores"]
+
+
+def test_compare_trains_shared_rounds_once_and_gives_the_numbers_of_separate_runs(  # type: ignore[no-untyped-def]
+    fedmoe, config: Path, tmp_path: Path
+) -> None:
+    outcome = fedmoe("compare", config, "--seeds", "0,1")
+    assert outcome.code == 0 and "± " in outcome.out
+    shared = json.loads((tmp_path / "runs/small/fine_tuned-seed1/results.json").read_bytes())
+    fedmoe("run", config, "--set", "algorithm.name=fine_tuned", "--set", "seed=1", "--dir", tmp_path / "alone")
+    alone = json.loads((tmp_path / "alone/results.json").read_bytes())
+    assert shared["scores"] == alone["scores"]
+    assert shared["traffic"] == alone["traffic"]
+
+
+def test_data_list_names_what_is_missing(fedmoe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("data", "list", "--folder", tmp_path)
+    assert outcome.code == 0
+    assert "digits" in outcome.out and "cifar10" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("schedule.round=3", "'schedule.round' is not known. Did you mean 'schedule.rounds'"),
+        ("algorithm.validate_evry=3", "algorithm.validate_evry is not a setting of specialist_mixture"),
+        ("algorithm.name=fedavgg", "Did you mean 'fedavg'"),
+        ("training.federated.learning_rte=1", "'training.federated.learning_rate'"),
+        ("training.federated.learning_rate=-1", "learning_rate=-1"),
+        ("split.num_clients=5000", "split.num_clients=5000"),
+        ("split.share=0.1", "split.share=0.1"),
+        ("schedule.clients_per_round=9", "only 4 clients opted in"),
+        ("opt_out.clients=[0,1,2,3]", "opt_out.clients"),
+        ("opt_out.rules=[{field='colour',values=[1]}]", "label"),
+        ("data.name=mnst", "mnist"),
+        ("model.name=small_cnn", "model.name='mlp'"),
+        ("schedule=3", "schedule"),
+    ],
+)
+def test_a_bad_setting_is_explained(fedmoe, config: Path, change: str, words: str) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("run", config, "--set", change)
+    assert outcome.code == 2
+    assert words in outcome.out
+    assert "Traceback" not in outcome.out
+
+
+def test_alpha_must_be_positive(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
+    config.write_text(SMALL.replace("[split]", '[split]\nkind = "dirichlet"\nalpha = 0.0'))
+    outcome = fedmoe("run", config)
+    assert outcome.code == 2 and "split.alpha=0" in outcome.out
+
+
+@pytest.mark.parametrize("text", ["name = ", "\x00", "[split\n"])
+def test_a_file_that_is_no_toml_is_explained(fedmoe, config: Path, text: str) -> None:  # type: ignore[no-untyped-def]
+    config.write_text(text)
+    outcome = fedmoe("run", config)
+    assert outcome.code == 2 and "is not valid TOML" in outcome.out
+
+
+def test_a_missing_data_set_names_the_folder_and_the_variable(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("run", config, "--set", "data.name=cifar10", "--set", f"data.folder='{tmp_path}'")
+    assert outcome.code == 2
+    assert "data_batch_1.bin" in outcome.out and "FEDMOE_DATA" in outcome.out
+
+
+def test_a_directory_of_another_run_is_refused_and_left_alone(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    fedmoe("run", config)
+    before = (tmp_path / "runs/small/results.json").read_bytes()
+    outcome = fedmoe("run", config, "--set", "seed=7")
+    assert outcome.code == 2 and "seed is 0 there and 7 here" in outcome.out
+    assert (tmp_path / "runs/small/results.json").read_bytes() == before
+
+
+def test_a_cut_checkpoint_is_passed_over_and_said(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    fedmoe("run", config)
+    first = json.loads((tmp_path / "runs/small/results.json").read_bytes())
+    newest = sorted((tmp_path / "runs/small/checkpoints").glob("*.ckpt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    outcome = fedmoe("run", config)
+    assert outcome.code == 0
+    assert f"{newest.name} is damaged or cut short" in outcome.out
+    assert json.loads((tmp_path / "runs/small/results.json").read_bytes())["scores"] == first["scores"]
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(  # type: ignore[no-untyped-def]
+    fedmoe, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fedmoe("run", config)
+    whole = json.loads((tmp_path / "runs/small/results.json").read_bytes())
+    real, calls = os.fsync, []
+
+    def full_after_a_while(descriptor: int) -> None:
+        name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if "round-00000003" in name:
+            calls.append(name)
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_after_a_while)
+        outcome = fedmoe("run", config, "--dir", tmp_path / "full")
+    assert calls and outcome.code == 2
+    assert "the disk is full" in outcome.out
+    assert [p.name for p in sorted((tmp_path / "full/checkpoints").iterdir())] == [
+        "round-00000001.ckpt",
+        "round-00000002.ckpt",
+    ]
+    assert "going on after round 2" in fedmoe("run", config, "--dir", tmp_path / "full").out
+    assert json.loads((tmp_path / "full/results.json").read_bytes())["scores"] == whole["scores"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_run_that_resumes_to_the_same_numbers(
+    config: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    many = [
+        sys.executable,
+        "-c",
+        "from fedmoe.cli import main; main()",
+        "run",
+        str(config),
+        "--set",
+        "schedule.rounds=200",
+    ]
+    home = tmp_path / "stopped"
+    process = subprocess.Popen([*many, "--workers", "2", "--dir", str(home)], stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(home.glob("checkpoints/*.ckpt")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert "Run the same command again to resume" in out
+    for directory in (home, tmp_path / "whole"):
+        subprocess.run([*many, "--dir", str(directory)], check=True, timeout=120, stdout=subprocess.DEVNULL)
+    resumed, whole = (json.loads((d / "results.json").read_bytes()) for d in (home, tmp_path / "whole"))
+    assert resumed["scores"] == whole["scores"]
+    assert json.loads((home / "manifest.json").read_bytes()) == json.loads(
+        (tmp_path / "whole/manifest.json").read_bytes()
+    )
+
+
+def test_record_masks_from_a_file_opt_records_out(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    np.savez(tmp_path / "masks.npz", **{"0": np.zeros(12, dtype=bool)})
+    outcome = fedmoe("run", config, "--set", f"opt_out.masks='{tmp_path / 'masks.npz'}'")
+    assert outcome.code == 0
+    manifest = json.loads((tmp_path / "runs/small/manifest.json").read_bytes())
+    assert manifest["opted_out_clients"] == [0] and "0" not in manifest["messages_of_client"]
