@@ -4,30 +4,26 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from fedmoe.algorithms.algorithm import Algorithm, Setting
 from fedmoe.algorithms.catalog import find
 from fedmoe.clients.federation import Federation, federation_from_split
 from fedmoe.clients.opt_out import opt_out
-from fedmoe.config import DirichletSplit, ExperimentConfig, ModelConfig, OptOutConfig
+from fedmoe.config import ExperimentConfig, OptOutConfig
 from fedmoe.data.dataset import Dataset
 from fedmoe.data.sources import load_dataset
-from fedmoe.errors import ConfigError, DataError
-from fedmoe.models.images import SmallCNN, mlp
+from fedmoe.errors import DataError
+from fedmoe.models.catalog import build_model
 from fedmoe.models.network import ModuleOrFactory, Network
-from fedmoe.partition.dirichlet import split_by_dirichlet
-from fedmoe.partition.majority import split_by_majority
+from fedmoe.models.settings import ModelConfig
+from fedmoe.partition.draw import domain_transform, draw_split
 from fedmoe.partition.split import Split
 from fedmoe.training.inference import Way
 from fedmoe.training.ways import choose_way
 
 
 def build_split(config: ExperimentConfig, dataset: Dataset) -> Split:
-    labels = (dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.num_classes)
-    settings = config.split.model_dump(exclude={"kind"})
-    draw = split_by_dirichlet if isinstance(config.split, DirichletSplit) else split_by_majority
-    return draw(*labels, **settings, seed=config.seed)
+    return draw_split(config.split, dataset, config.seed)
 
 
 def build_federation(config: ExperimentConfig) -> tuple[Federation, Split, Dataset]:
@@ -44,28 +40,18 @@ def build_federation(config: ExperimentConfig) -> tuple[Federation, Split, Datas
         masks=_read_masks(chosen),
         seed=config.seed,
     )
-    return federation_from_split(dataset, split, opted), split, dataset
-
-
-def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    if config.name == "mlp":
-        return mlp(input_shape, num_outputs, config.hidden)
-    if len(input_shape) != 3 or min(input_shape[1:]) < 16:
-        raise ConfigError(
-            f"model.name='small_cnn' needs images of at least 16x16 pixels; these examples have shape {input_shape}. "
-            "Use model.name='mlp'."
-        )
-    return SmallCNN(input_shape, num_outputs)
+    transform = domain_transform(config.split, split, dataset.num_classes, config.seed)
+    return federation_from_split(dataset, split, opted, transform), split, dataset
 
 
 def build_networks(
     config: ModelConfig, federation: Federation, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
 ) -> tuple[Network, Network]:
     """The user's modules, or those of the config. The gate is the same network with one output (Listo Zec et al.)."""
-    shape, classes = federation.input_shape, federation.num_classes
+    shape, classes, words = federation.input_shape, federation.num_classes, federation.vocabulary_size
     networks = (
-        Network(expert or (lambda: build_model(config, shape, classes)), "expert"),
-        Network(gate or (lambda: build_model(config, shape, 1)), "gate"),
+        Network(expert or (lambda: build_model(config, shape, classes, words)), "expert"),
+        Network(gate or (lambda: build_model(config, shape, 1, words)), "gate"),
     )
     probe = federation.load(0).train.x[:2]
     for network, outputs in zip(networks, (classes, 1), strict=True):

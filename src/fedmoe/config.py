@@ -1,6 +1,7 @@
 """One validated TOML file describes a run. Unknown keys are refused, and the nearest known one is named."""
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,12 @@ from pydantic import (
 
 from fedmoe.algorithms.catalog import CATALOG, find
 from fedmoe.errors import ConfigError
+from fedmoe.models.settings import MlpModel, ModelConfig
+from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.training.plan import TrainingPlan
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+CHOICES = {"split": "kind", "model": "name"}  # sections of several kinds, and the key that says which
 
 
 class Section(BaseModel):
@@ -31,29 +35,6 @@ class Section(BaseModel):
 class DataConfig(Section):
     name: str = "digits"
     folder: Path | None = None  # default: the environment variable FEDMOE_DATA
-
-
-class SplitSizes(Section):
-    """Checked where they are used, against the data: `partition` says what does not fit."""
-
-    num_clients: int = 15
-    num_unseen: NonNegativeInt = 0
-    train_size: int = 25
-    validation_size: int = 10
-    test_size: int = 100
-    global_test_size: int = 500
-
-
-class MajoritySplit(SplitSizes):
-    kind: Literal["majority"] = "majority"
-    share: float = 0.8  # p: what the two majority classes hold together
-    pairs: Literal["overlapping", "disjoint"] = "overlapping"
-
-
-class DirichletSplit(SplitSizes):
-    kind: Literal["dirichlet"] = "dirichlet"
-    alpha: float = 0.5
-    min_size: PositiveInt = 2
 
 
 class Rule(Section):
@@ -69,11 +50,6 @@ class OptOutConfig(Section):
     record_fraction: Fraction = 0.0
     rules: tuple[Rule, ...] = ()
     masks: Path | None = None  # an .npz file: for each client id a bool array over its training rows, True is opted in
-
-
-class ModelConfig(Section):
-    name: Literal["small_cnn", "mlp"] = "mlp"
-    hidden: tuple[PositiveInt, ...] = (64,)  # of the mlp
 
 
 class AlgorithmChoice(BaseModel):
@@ -129,9 +105,9 @@ class ExperimentConfig(Section):
     name: str = "run"
     seed: NonNegativeInt = 0
     data: DataConfig = DataConfig()
-    split: Annotated[MajoritySplit | DirichletSplit, Field(discriminator="kind")] = MajoritySplit()
+    split: SplitConfig = MajoritySplit()
     opt_out: OptOutConfig = OptOutConfig()
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = MlpModel()
     algorithm: AlgorithmChoice = AlgorithmChoice()
     training: TrainingConfig = TrainingConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -158,9 +134,9 @@ def read_config(path: Path, changes: Sequence[str] = ()) -> ExperimentConfig:
 
 
 def parse_config(table: Mapping[str, Any]) -> ExperimentConfig:
-    split = table.get("split")
-    if isinstance(split, Mapping) and "kind" not in split:
-        table = {**table, "split": {"kind": "majority", **split}}
+    for section, default in (("split", {"kind": "majority"}), ("model", {"name": "mlp"})):
+        if isinstance(given := table.get(section), Mapping):
+            table = {**table, section: {**default, **given}}
     try:
         return ExperimentConfig.model_validate(table)
     except ValidationError as error:
@@ -186,10 +162,17 @@ def _apply(table: dict[str, Any], change: str) -> None:
 def _explain(error: ValidationError, prefix: str = "") -> str:
     """The first fault, in the user's words: key, value, why, what to do."""
     fault = error.errors()[0]
-    tags = {"majority", "dirichlet"}
-    place = [str(part) for part in fault["loc"] if part not in tags]
+    place = [str(part) for part in fault["loc"]]
+    choice = place.pop(1) if not prefix and len(place) > 1 and place[0] in CHOICES else None
     key = prefix + ".".join(place)
+    if fault["type"] == "union_tag_invalid":
+        named = fault["ctx"]
+        options = re.findall(r"'(\w+)'", named["expected_tags"])
+        return f"{key}.{CHOICES[key]}={named['tag']!r} is not known. {_nearest(named['tag'], options)}"
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if choice:
+            beside = f"beside {place[0]}.{CHOICES[place[0]]}={choice!r}"
+            return f"the config key {key!r} is not known {beside}. {_nearest(key, _keys_beside(place[0], choice))}"
         return f"the config key {key!r} is not known. {_nearest(key, known_keys())}"
     value = fault.get("input")
     shown = "" if isinstance(value, dict) else f"={value!r}"
@@ -214,3 +197,9 @@ def known_keys(model: type[BaseModel] = ExperimentConfig, prefix: str = "") -> l
     if model is AlgorithmChoice:
         keys += [prefix + name for entry in CATALOG.values() for name in entry.config.__dataclass_fields__]
     return sorted(set(keys))
+
+
+def _keys_beside(section: str, choice: str) -> list[str]:
+    kinds = get_args(ExperimentConfig.model_fields[section].annotation)
+    chosen = [kind for kind in kinds if kind.model_fields[CHOICES[section]].default == choice]
+    return [key for kind in chosen for key in known_keys(kind, f"{section}.")]

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fedmoe import build
@@ -193,7 +194,7 @@ class _Run:
 
     def _scored_clients(self) -> list[ClientId]:
         """Everyone, or a seeded draw of the training clients; newcomers always."""
-        everyone = list(range(self.federation.num_clients))
+        everyone: Sequence[ClientId] = range(self.federation.num_clients)
         wanted = self.config.evaluation.clients
         if wanted is not None and wanted < len(everyone):
             rng = numpy_stream(self.config.seed, "evaluated clients")
@@ -211,8 +212,7 @@ class _Run:
         clock: int,
         seconds: float,
     ) -> Result:
-        takes_part = set(self.federation.participants.tolist())
-        silent = [client for client in range(self.federation.num_clients) if client not in takes_part]
+        silent = np.setdiff1d(np.arange(self.federation.num_clients), self.federation.participants)
         self.run.append_metrics([{"event": "score", **score._asdict()} for score in scores])
         self.run.write_json(self.run.manifest, manifest.as_dict(silent))
         data = {

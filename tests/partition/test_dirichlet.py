@@ -137,7 +137,7 @@ def test_a_class_that_runs_out_is_named_with_demand_and_supply():
 
 def test_a_thousand_clients_take_no_more_than_moments():
     labels = np.repeat(np.arange(10), 7000)
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = split_by_dirichlet(labels, TEST, 10, **{**SETTINGS, "num_clients": 1000, "train_size": 50, "alpha": 1e-3})
-    assert time.perf_counter() - begin < 3
+    assert time.process_time() - begin < 3
     assert found.train.sizes.sum() + found.validation.sizes.sum() == 1002 * 60

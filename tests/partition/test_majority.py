@@ -136,7 +136,7 @@ def test_what_cannot_work_is_refused_with_value_reason_and_remedy(changes, messa
 
 def test_a_thousand_clients_take_no_more_than_moments():
     labels = np.repeat(np.arange(10), 7000)
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = split_by_majority(labels, TEST, 10, **{**SETTINGS, "num_clients": 1000, "train_size": 50, "share": 0.3})
-    assert time.perf_counter() - begin < 3
+    assert time.process_time() - begin < 3
     assert len(found.train.rows) == 1002 * 50

@@ -13,6 +13,7 @@ from fedmoe import trees
 from fedmoe.clients.opt_out import OptOut
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.errors import DataError
+from fedmoe.partition.draw import Transform
 from fedmoe.partition.split import Indices, Split
 from fedmoe.vocabulary import ClientData, ClientId, Examples
 
@@ -40,6 +41,7 @@ class Federation:
     load: Callable[[ClientId], Records]
     names: Sequence[str] | None = None
     digest: str = ""  # of the split: two runs with the same one saw the same data
+    vocabulary_size: int | None = None  # of texts: how many ids there are, padding (0) included
 
     def may_send(self, client: ClientId) -> bool:
         """Whether anything may leave this client: it takes part, or it is a newcomer that is asked what it needs."""
@@ -89,21 +91,29 @@ def _padded(one: Examples, length: int) -> Examples:
     return one._replace(x=x, y=y)
 
 
-def federation_from_split(dataset: Dataset, split: Split, opted: OptOut) -> Federation:
-    """Clients as rows of one data set, prepared for the model when they are asked for."""
+def federation_from_split(
+    dataset: Dataset, split: Split, opted: OptOut, transform: Transform | None = None
+) -> Federation:
+    """Clients as rows of one data set, prepared for the model when they are asked for.
 
-    def rows(table: Table, index: Indices) -> Examples:
+    `transform` makes a client's domain: it is applied to all that the client holds, and not to the global test.
+    """
+
+    def rows(table: Table, index: Indices, client: ClientId | None = None) -> Examples:
         at = torch.from_numpy(index)
-        return examples(dataset.prepare(table.x[at]), table.y[at])
+        x, y = dataset.prepare(table.x[at]), table.y[at]
+        return examples(x, y) if transform is None or client is None else examples(*transform(client, x, y))
 
     def mask(flags: NDArray[np.bool_], offsets: Indices, client: ClientId) -> Tensor:
         return torch.from_numpy(flags[offsets[client] : offsets[client + 1]])
 
+    own_test = dataset.train if split.own_test == "train" else dataset.test
+
     def load(client: ClientId) -> Records:
         return Records(
-            train=rows(dataset.train, split.train.of(client)),
-            validation=rows(dataset.train, split.validation.of(client)),
-            test=rows(dataset.train if split.own_test == "train" else dataset.test, split.test.of(client)),
+            train=rows(dataset.train, split.train.of(client), client),
+            validation=rows(dataset.train, split.validation.of(client), client),
+            test=rows(own_test, split.test.of(client), client),
             train_opted_in=mask(opted.train_opted_in, split.train.offsets, client),
             validation_opted_in=mask(opted.validation_opted_in, split.validation.offsets, client),
         )
@@ -117,4 +127,5 @@ def federation_from_split(dataset: Dataset, split: Split, opted: OptOut) -> Fede
         global_test=rows(dataset.test, split.global_test),
         load=load,
         digest=split.digest,
+        vocabulary_size=getattr(dataset, "vocabulary_size", None),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -30,13 +31,22 @@ class Table:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test rows; `prepare` maps stored rows to model inputs (for images: float32 in [-1, 1])."""
+    """Training and test rows; `prepare` maps stored rows to model inputs (for images: float32 in [-1, 1]).
+
+    A data set without class names is a regression: its `y` are float32.
+    """
 
     name: str
     train: Table
     test: Table
     class_names: tuple[str, ...]
     prepare: Callable[[Tensor], Tensor] = unchanged
+    lexicon: tuple[str, ...] | None = None  # of text: the word of each stored id, sorted; id 0 is padding
+    vocabulary_size: int | None = None  # how many ids a model meets after `prepare`; None until it is limited
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        return "classification" if self.class_names else "regression"
 
     @property
     def num_classes(self) -> int:

@@ -1,13 +1,15 @@
-"""Readers of the publishers' own file formats: idx (MNIST) and CIFAR's binary records.
+"""Readers of the publishers' own file formats: packed files, idx (MNIST) and CIFAR's binary records.
 
 Sizes in a header are claims: they are compared with the bytes that are really there before anything is allocated.
 """
 
 import gzip
+import hashlib
+import lzma
 import math
 import zlib
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, cast
 
 import numpy as np
 import torch
@@ -19,31 +21,49 @@ REMEDY = "Delete it and download it again from its publisher."
 LARGEST = 1 << 30  # bytes; a file that unpacks to more is refused, so a forged archive cannot fill the memory
 CHUNK = 1 << 20
 CIFAR_SHAPE = (3, 32, 32)
-CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)
+CIFAR_PIXELS = math.prod(CIFAR_SHAPE)
+CIFAR_RECORD = 1 + CIFAR_PIXELS
 
 
 def read_content(path: Path, largest: int = LARGEST) -> bytearray:
-    """The bytes of a file, unpacked if its name ends in .gz; at most `largest` of them."""
+    """The bytes of a file, unpacked if its name ends in .gz or .xz; at most `largest` of them."""
     if not path.is_file():
         raise DataError(f"{path} is not a file. Put the publisher's file there.")
-    packed = path.suffix == ".gz"
+    kind = {".gz": "gzip", ".xz": "xz"}.get(path.suffix, "")
     try:
-        with gzip.open(path) if packed else path.open("rb") as file:
-            content = _read_up_to(file, largest + 1)
-    except gzip.BadGzipFile as error:
-        raise DataError(f"{path} is not a sound gzip file ({error}). {REMEDY}") from error
+        with open_unpacked(path) as file:
+            content = read_up_to(file, largest + 1)
+    except (gzip.BadGzipFile, lzma.LZMAError) as error:
+        raise DataError(f"{path} is not a sound {kind} file ({error}). {REMEDY}") from error
     except (EOFError, zlib.error) as error:
-        raise DataError(f"{path} is a truncated or damaged gzip file ({error}). {REMEDY}") from error
+        raise DataError(f"{path} is a truncated or damaged {kind} file ({error}). {REMEDY}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}). Check the disk and the file's permissions.") from error
     if len(content) > largest:
-        raise DataError(f"{path} holds more than the {largest} bytes expected{' once unpacked' * packed}. {REMEDY}")
+        unpacked = " once unpacked" if kind else ""
+        raise DataError(f"{path} holds more than the {largest} bytes expected{unpacked}. {REMEDY}")
     if not content:
         raise DataError(f"{path} is empty. {REMEDY}")
     return content
 
 
-def _read_up_to(file: BinaryIO | gzip.GzipFile, limit: int) -> bytearray:
+def verify(content: bytes | bytearray, expected: str | None, path: Path) -> None:
+    """Compare with the published sha256, if there is one."""
+    found = hashlib.sha256(content).hexdigest()
+    if expected is not None and found != expected:
+        raise DataError(
+            f"{path} is not the published file: expected sha256 {expected} of its unpacked content, found {found}. "
+            f"{REMEDY}"
+        )
+
+
+def open_unpacked(path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path))
+    return cast(IO[bytes], lzma.open(path)) if path.suffix == ".xz" else path.open("rb")
+
+
+def read_up_to(file: IO[bytes], limit: int) -> bytearray:
     content = bytearray()
     while len(content) < limit and (chunk := file.read(min(CHUNK, limit - len(content)))):
         content += chunk
@@ -74,16 +94,22 @@ def parse_idx(content: bytearray, path: Path) -> Tensor:
 
 def parse_cifar(content: bytearray, path: Path) -> tuple[Tensor, Tensor]:
     """CIFAR-10 records: a label byte, then 3 x 32 x 32 bytes, channel by channel."""
-    rows, rest = divmod(len(content), CIFAR_RECORD)
+    labels, x = cifar_records(content, path, num_labels=1)
+    return x, as_labels(labels[:, 0], 10, path)
+
+
+def cifar_records(content: bytearray, path: Path, num_labels: int) -> tuple[Tensor, Tensor]:
+    """Label bytes (N, num_labels) and images (N, 3, 32, 32)."""
+    size = num_labels + CIFAR_PIXELS
+    rows, rest = divmod(len(content), size)
     if rest or not rows:
-        expected = (rows + 1) * CIFAR_RECORD
+        expected = (rows + 1) * size
         raise DataError(
-            f"{path} is truncated: records have {CIFAR_RECORD} bytes, "
+            f"{path} is truncated: records have {size} bytes, "
             f"so expected {expected} for {rows + 1} of them, found {len(content)}. {REMEDY}"
         )
-    records = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).reshape(rows, CIFAR_RECORD))
-    x = records[:, 1:].reshape(rows, *CIFAR_SHAPE)
-    return x, as_labels(records[:, 0], 10, path)
+    records = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).reshape(rows, size))
+    return records[:, :num_labels], records[:, num_labels:].reshape(rows, *CIFAR_SHAPE)
 
 
 def as_labels(values: Tensor, num_classes: int, path: Path) -> Tensor:

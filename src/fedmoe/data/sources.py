@@ -4,8 +4,8 @@ Files are looked up in a folder per data set under the folder given, or under th
 Nothing is unpacked to disk and nothing is cached: the publishers' files are read as they are.
 """
 
-import hashlib
 import os
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -13,13 +13,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedmoe.data.dataset import Dataset, Table
+from fedmoe.data.dataset import Dataset
 from fedmoe.data.digits import load_digits
-from fedmoe.data.formats import REMEDY, as_labels, parse_cifar, parse_idx, read_content
-from fedmoe.data.known import SOURCES, Source
+from fedmoe.data.images import read_cifar10, read_cifar100, read_idx_by_writer, read_idx_set
+from fedmoe.data.known import SOURCES
+from fedmoe.data.shakespeare import read_shakespeare
+from fedmoe.data.source import Format, Source
+from fedmoe.data.spam import read_spam
+from fedmoe.data.synthetic import load_synthetic_regression
+from fedmoe.data.text import read_ag_news, read_newsgroups, read_sent140
 from fedmoe.errors import ConfigError, DataError
 
 VARIABLE = "FEDMOE_DATA"
+READERS: dict[Format, Callable[[Source, Path], Dataset]] = {
+    "idx": read_idx_set,
+    "idx by writer": read_idx_by_writer,
+    "cifar10": read_cifar10,
+    "cifar100": read_cifar100,
+    "ag_news": read_ag_news,
+    "newsgroups": read_newsgroups,
+    "sent140": read_sent140,
+    "shakespeare": read_shakespeare,
+    "spam": read_spam,
+}
 
 
 class SourceStatus(NamedTuple):
@@ -38,12 +54,11 @@ class SourceStatus(NamedTuple):
 def load_dataset(name: str, folder: Path | None = None) -> Dataset:
     """The data set of that name, its files checked against the published checksums."""
     source = find_source(name)
-    if source.folder is None:
-        train, test = load_digits()
-        return Dataset(source.name, train, test, source.class_names, scale_sixteenths)
-    home = _home(source, folder)
-    train, test = _read_cifar(source, home) if source.format == "cifar" else _read_idx(source, home)
-    return Dataset(source.name, train, test, source.class_names, scale_bytes)
+    if source.format == "digits":
+        return Dataset(source.name, *load_digits(), source.class_names, scale_sixteenths)
+    if source.format == "synthetic_regression":
+        return load_synthetic_regression(source)
+    return READERS[source.format](source, _home(source, folder))
 
 
 def find_source(name: str) -> Source:
@@ -65,11 +80,6 @@ def data_folder(folder: Path | None = None) -> Path | None:
     return folder if folder is not None else Path(named) if named else None
 
 
-def scale_bytes(x: Tensor) -> Tensor:
-    """0 … 255 to [-1, 1]."""
-    return x.to(torch.float32) / 127.5 - 1
-
-
 def scale_sixteenths(x: Tensor) -> Tensor:
     """0 … 16, the grey levels of `digits`, to [-1, 1]."""
     return x.to(torch.float32) / 8 - 1
@@ -78,16 +88,16 @@ def scale_sixteenths(x: Tensor) -> Tensor:
 def _status(source: Source, folder: Path | None) -> SourceStatus:
     missing: tuple[str, ...] = ()
     if source.folder is None:
-        where = "comes with scikit-learn"
+        where = "comes with scikit-learn" if source.format == "digits" else source.url
     elif folder is None:
         where, missing = f"set {VARIABLE}", tuple(source.files)
     else:
-        where, missing = str(folder / source.folder), _missing(source, folder / source.folder)
+        where, missing = str(folder / source.folder), missing_files(source, folder / source.folder)
     counts = (source.train_rows, source.test_rows, len(source.class_names))
     return SourceStatus(source.name, source.title, *counts, not missing, where, missing)
 
 
-def _missing(source: Source, home: Path) -> tuple[str, ...]:
+def missing_files(source: Source, home: Path) -> tuple[str, ...]:
     return tuple(file for file in source.files if not (home / file).is_file())
 
 
@@ -100,48 +110,10 @@ def _home(source: Source, folder: Path | None) -> Path:
             f"{source.folder}/ with {', '.join(source.files)} (from {source.url})."
         )
     home = base / str(source.folder)
-    missing = _missing(source, home)
+    missing = missing_files(source, home)
     if missing:
         raise DataError(
             f"{source.title}: {home} lacks {', '.join(missing)}. Download them from {source.url} into that folder, "
             f"or set {VARIABLE} to the folder that has {source.folder}/."
         )
     return home
-
-
-def _verify(content: bytearray, expected: str, path: Path) -> None:
-    found = hashlib.sha256(content).hexdigest()
-    if found != expected:
-        raise DataError(
-            f"{path} is not the published file: expected sha256 {expected} of its unpacked content, found {found}. "
-            f"{REMEDY}"
-        )
-
-
-def _read_idx(source: Source, home: Path) -> tuple[Table, Table]:
-    train_x, train_y, test_x, test_y = (_idx_file(source, home, file) for file in source.files)
-    return Table(train_x, train_y), Table(test_x, test_y)
-
-
-def _idx_file(source: Source, home: Path, file: str) -> Tensor:
-    """Images (N, 1, H, W) as bytes, or labels (N,) as int64. The form is checked before the checksum: it says more."""
-    path = home / file
-    content = read_content(path, source.largest_file)
-    values = parse_idx(content, path)
-    values = as_labels(values, len(source.class_names), path) if values.dim() == 1 else values.unsqueeze(1)
-    _verify(content, source.files[file], path)
-    return values
-
-
-def _read_cifar(source: Source, home: Path) -> tuple[Table, Table]:
-    *train, test = (_cifar_file(source, home, file) for file in source.files)
-    x, y = (torch.cat(parts) for parts in zip(*train, strict=True))
-    return Table(x, y), Table(*test)
-
-
-def _cifar_file(source: Source, home: Path, file: str) -> tuple[Tensor, Tensor]:
-    path = home / file
-    content = read_content(path, source.largest_file)
-    x, y = parse_cifar(content, path)
-    _verify(content, source.files[file], path)
-    return x, y

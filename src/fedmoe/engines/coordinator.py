@@ -15,13 +15,16 @@ from fedmoe.clients.federation import Federation
 from fedmoe.engines.door import fault_in_report, fault_in_update
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.worker import ERRORS, find_exchange
-from fedmoe.errors import RunError
+from fedmoe.errors import MessageError, RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.streams import numpy_stream
 from fedmoe.vocabulary import ClientId, Tree
 
 # Enough clients for a steady mean, few enough that cost follows the sample and not the population.
 VALIDATION_CLIENTS = 100
+
+# Which tensors a broadcast holds, under which names.
+Identity = tuple[tuple[str, int], ...]
 
 
 class Transport(Protocol):
@@ -138,14 +141,17 @@ class Coordinator:
             "do": "exchange", "phase": phase, "index": index,
             "round": round_number, "clock": self._clock(round_number, slot),
         }  # fmt: skip
-        replies = Replies({}, {})
+        arrived: dict[ClientId, list[bytes]] = {}
         for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange)):
             for place, client in enumerate(answer["clients"]):
-                update, report = blobs[2 * place : 2 * place + 2]
-                self._receive(exchange, round_number, client, broadcasts[client], update, report, replies)
+                arrived[client] = blobs[2 * place : 2 * place + 2]
+        replies = Replies({}, {})
+        for client in sorted(arrived):  # so that the manifest does not depend on who answered first
+            update, report = arrived.pop(client)
+            self._receive(exchange, round_number, client, broadcasts[client], update, report, replies)
         for broadcast in broadcasts.values():
             self.manifest.count_down(exchange.name, trees.to_named(broadcast), 1)
-        return Replies(dict(sorted(replies.updates.items())), dict(sorted(replies.reports.items())))
+        return replies
 
     def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, size: int | None = None) -> list[Cohort]:
         """Clients with equal keys, in the order of ids, in groups whose size does not depend on the workers."""
@@ -166,7 +172,11 @@ class Coordinator:
         report: bytes,
         into: Replies,
     ) -> None:
-        tensors, numbers = wire.decode_named(update), wire.decode_named(report)
+        try:
+            tensors, numbers = wire.decode_named(update), wire.decode_named(report)
+        except MessageError as error:
+            self.manifest.refuse(round_number, exchange.name, client, str(error))
+            return
         fault = fault_in_update(tensors, exchange.update_like(sent), sent, self.max_update_norm)
         fault = fault or fault_in_report(numbers, exchange.report_type._fields)
         if fault:
@@ -202,7 +212,7 @@ class Coordinator:
         return next(answer for answer, _ in self._run(header, [Cohort([], [])]))
 
     def _run(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        encoded: dict[tuple[int, ...], bytes] = {}
+        encoded: dict[Identity, bytes] = {}
         frames = [_frame(header, cohort, encoded) for cohort in cohorts]
         for _, frame in self.transport.run(frames):
             answer, blobs = wire.unpack(frame)
@@ -211,12 +221,13 @@ class Coordinator:
             yield answer, blobs
 
 
-def _frame(header: dict[str, Any], cohort: Cohort, encoded: dict[tuple[int, ...], bytes]) -> bytes:
+def _frame(header: dict[str, Any], cohort: Cohort, encoded: dict[Identity, bytes]) -> bytes:
     """A cohort's work; a broadcast that several clients share is encoded and sent once."""
-    blobs: dict[tuple[int, ...], int] = {}
+    blobs: dict[Identity, int] = {}
     which = []
     for broadcast in cohort.broadcasts:
-        identity = tuple(map(id, trees.leaves(broadcast)))
+        # Names too: the same tensors under other names, such as one start for several experts, are another message.
+        identity = tuple((name, id(leaf)) for name, leaf in trees.to_named(broadcast).items())
         if identity not in encoded:
             encoded[identity] = wire.encode(broadcast)
         which.append(blobs.setdefault(identity, len(blobs)))

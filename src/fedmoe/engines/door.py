@@ -10,9 +10,11 @@ from fedmoe.vocabulary import Tensors, Tree
 def fault_in_update(update: Tensors, expected: Tree, sent: Tree, max_norm: float | None) -> str | None:
     """Why this update is refused, or None. `sent` is the broadcast that it answers."""
     like = trees.to_named(expected)
-    if set(update) != set(like):
-        return f"it holds {sorted(set(update) ^ set(like))[0]!r} against the declared names"
-    for name, tensor in update.items():
+    if strangers := sorted(set(update) - set(like)):
+        return f"it holds {strangers[0]!r}, which is not declared"
+    if missing := sorted(set(like) - set(update)):
+        return f"it lacks {missing[0]!r}"
+    for name, tensor in sorted(update.items()):
         if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
             return f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {like[name].dtype} {tuple(like[name].shape)}"
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -24,9 +26,13 @@ def fault_in_update(update: Tensors, expected: Tree, sent: Tree, max_norm: float
 
 def fault_in_report(report: Tensors, declared: tuple[str, ...]) -> str | None:
     """Reports are a few declared, finite numbers."""
-    for name, tensor in report.items():
+    if missing := sorted(set(declared) - {name.split("/")[0] for name in report}):
+        return f"its report lacks {missing[0]!r}"
+    for name, tensor in sorted(report.items()):
         if name.split("/")[0] not in declared:
             return f"its report holds {name!r}, which is not declared"
+        if tensor.dim():
+            return f"its report of {name} has shape {tuple(tensor.shape)}, but reports are single numbers"
         if not bool(tensor.isfinite().all()):
             return f"its report of {name} is not finite"
     return None
@@ -38,5 +44,5 @@ def _norm_of_change(update: Tensors, sent: Tensors) -> float:
     def change(name: str, tensor: Tensor) -> Tensor:
         return (tensor - sent[name]).double().flatten()
 
-    changes = [change(n, t) for n, t in update.items() if n in sent and t.shape == sent[n].shape]
+    changes = [change(n, t) for n, t in sorted(update.items()) if n in sent and t.shape == sent[n].shape]
     return float(torch.cat(changes).norm()) if changes else 0.0

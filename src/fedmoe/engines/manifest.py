@@ -52,7 +52,7 @@ class Manifest:
     @staticmethod
     def _count(table: dict[str, dict[str, dict[str, Any]]], exchange: str, tensors: Tensors, times: int) -> None:
         rows = table.setdefault(exchange, {})
-        for name, tensor in tensors.items():
+        for name, tensor in sorted(tensors.items()):
             row = rows.setdefault(name, {"dtype": str(tensor.dtype).removeprefix("torch."), "times": 0, "bytes": 0})
             row["shape"] = list(tensor.shape)
             row["times"] += times

@@ -69,8 +69,7 @@ class Worker:
         clients, clock = header["clients"], header["clock"]
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = [self._client_state(b, client, clock) for b, client in zip(received, clients, strict=True)]
-        before = [self.store.load("personal", self.algorithm.personal_type, client, clock) for client in clients]
-        personal_S = trees.stack(before) if all(one is not None for one in before) else None
+        personal_S = self._personal_states(received, states, header) if self.algorithm.init_personal else None
         rng = Streams(self.seed, "personalize", 0, tuple(clients))
         data = self.federation.data(clients, opted_in_only=False)
         assert self.algorithm.personalize is not None
@@ -123,17 +122,20 @@ class Worker:
     ) -> None:
         """Beside the exchange, on all records, with streams of its own; what was sent is already fixed."""
         clients, clock = header["clients"], header["clock"]
-        assert exchange.private_update is not None and self.algorithm.init_personal is not None
-        before = [
-            self.store.load("personal", self.algorithm.personal_type, client, clock)
-            or self.algorithm.init_personal(shared, trees.pick(state_S, s))
-            for s, (client, shared) in enumerate(zip(clients, received, strict=True))
-        ]
+        assert exchange.private_update is not None
+        before_S = self._personal_states(received, trees.unstack(state_S, len(clients)), header)
         data = self.federation.data(clients, opted_in_only=False)
         here = rng._replace(scope=f"{rng.scope}:private")
-        self._keep(
-            "personal", clients, exchange.private_update(shared_S, state_S, trees.stack(before), data, here), clock
-        )
+        self._keep("personal", clients, exchange.private_update(shared_S, state_S, before_S, data, here), clock)
+
+    def _personal_states(self, received: list[Tree], states: list[Tree], header: dict[str, Any]) -> Tree:
+        """What each client's private work has come to, or its start: whoever else is in the cohort."""
+        assert self.algorithm.init_personal is not None
+        personal = []
+        for client, shared, state in zip(header["clients"], received, states, strict=True):
+            known = self.store.load("personal", self.algorithm.personal_type, client, header["clock"])
+            personal.append(self.algorithm.init_personal(shared, state) if known is None else known)
+        return trees.stack(personal)
 
     def _received(self, exchange: Exchange, header: dict[str, Any], blobs: list[bytes]) -> list[Tree]:
         distinct = [wire.decode(exchange.broadcast_type, blob) for blob in blobs]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmoe.errors import ConfigError, MessageError
+from fedmoe.models.dense import cohort_forward
 from fedmoe.streams import derive_seed
 from fedmoe.vocabulary import Tensors
 
@@ -40,6 +41,7 @@ class Network:
         self._refuse_running_statistics()
         self._start = {name: parameter.detach().clone() for name, parameter in self._module.named_parameters()}
         self._slots = _slots(self._module)
+        self._cohort_forward = cohort_forward(self._module)
         self._installed: Tensors | None = None
 
     def __call__(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
@@ -49,6 +51,16 @@ class Network:
             self._module.train(training)
         output: Tensor = self._module(x)
         return output
+
+    @property
+    def reads_cohorts(self) -> bool:
+        """Whether `cohort` works: a chain of dense layers."""
+        return self._cohort_forward is not None
+
+    def cohort(self, params_S: Tensors, x_SB: Tensor) -> Tensor:
+        """The answers of S clients with parameters of their own at once: (S, B, outputs)."""
+        assert self._cohort_forward is not None
+        return self._cohort_forward(params_S, x_SB)
 
     def init(self, *path: int | str) -> Tensors:
         """Fresh weights for a path such as (run seed, "expert"): the same path, the same weights."""

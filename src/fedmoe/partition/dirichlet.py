@@ -1,24 +1,22 @@
 """Label skew by Dirichlet: for each class, the parts that go to the clients are drawn from Dir(alpha).
 
 Small alpha: few clients hold a class. Large alpha: iid. Sizes differ between clients (Yurochkin et al. 2019,
-Hsu et al. 2019). Suffixes: C clients (those that train, then the unseen ones), K classes.
+Hsu et al. 2019). Its loops over clients suit 10,000 of them.
+Suffixes: C clients (those that train, then the unseen ones), K classes.
 """
-
-import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmoe.errors import ConfigError
+from fedmoe.partition.by_label import require_floor, split_of_counts, train_part
 from fedmoe.partition.quotas import (
     Pools,
-    Shares,
-    capped_quotas,
+    proportions,
     quotas,
+    require_concentration,
     require_rows,
     require_sizes,
     require_supply,
-    separate,
     stream,
 )
 from fedmoe.partition.split import Indices, Split
@@ -48,8 +46,8 @@ def split_by_dirichlet(
     sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
     counts = {"num_clients": num_clients, "num_unseen": num_unseen, "min_size": min_size}
     require_sizes(global_test_size=global_test_size, **counts, **sizes)
-    _require_alpha(alpha)
-    _require_floor(min_size, train_size + validation_size)
+    require_concentration("alpha", alpha)
+    require_floor(min_size, train_size + validation_size)
     require_rows(num_clients, num_unseen, train_size, validation_size, len(train_labels))
     all_clients = num_clients + num_unseen
     pools, test_pools = (Pools(y, num_classes, seed, p) for y, p in ((train_labels, "train"), (test_labels, "test")))
@@ -59,15 +57,9 @@ def split_by_dirichlet(
     require_supply(total_K, pools.supply_K, f"split.train_size={train_size} with {all_clients} clients", remedy)
 
     counts_CK = raise_to_floor(class_parts(total_K, all_clients, alpha, seed), min_size)
-    sizes_C = counts_CK.sum(1)
-    train, validation = separate(pools.deal(counts_CK), _train_sizes(sizes_C, train_size, validation_size))
-    tests = [
-        capped_quotas(test_size, counts_K, test_pools.supply_K, stream(seed, "test_size", c))
-        for c, counts_K in enumerate(counts_CK)
-    ]
-    test = test_pools.mirror(np.stack(tests), seed, "own test")
-    global_test = test_pools.balanced(global_test_size, stream(seed, "global test"))
-    return Split(num_clients, num_unseen, train, validation, test, global_test)
+    train_C = train_part(counts_CK.sum(1), train_size, validation_size)
+    tests = {"test_size": test_size, "global_test_size": global_test_size}
+    return split_of_counts(counts_CK, train_C, pools, test_pools, num_unseen=num_unseen, **tests, seed=seed)
 
 
 def class_parts(total_K: Indices, num_clients: int, alpha: float, seed: int) -> Indices:
@@ -75,18 +67,8 @@ def class_parts(total_K: Indices, num_clients: int, alpha: float, seed: int) -> 
     parts = []
     for label, total in enumerate(total_K):
         rng = stream(seed, "dirichlet", label)
-        parts.append(quotas(int(total), _proportions(num_clients, alpha, rng), rng))
+        parts.append(quotas(int(total), proportions(num_clients, alpha, rng), rng))
     return np.stack(parts, axis=1)
-
-
-def _proportions(num_clients: int, alpha: float, rng: np.random.Generator) -> Shares:
-    """Dir(alpha); where alpha is too near 0 for floating point, its limit: all to one client."""
-    drawn = rng.dirichlet(np.full(num_clients, alpha))
-    if np.isfinite(drawn).all() and drawn.sum() > 0:
-        return drawn
-    limit = np.zeros(num_clients)
-    limit[rng.integers(num_clients)] = 1
-    return limit
 
 
 def raise_to_floor(counts_CK: Indices, min_size: int) -> Indices:
@@ -106,24 +88,3 @@ def raise_to_floor(counts_CK: Indices, min_size: int) -> Indices:
             sizes_C[rich] -= 1
             sizes_C[poor] += 1
     return counts
-
-
-def _train_sizes(sizes_C: Indices, train_size: int, validation_size: int) -> Indices:
-    exact = sizes_C * train_size / (train_size + validation_size)
-    return np.maximum(1, np.minimum(np.floor(exact + 0.5).astype(np.int64), sizes_C - 1))
-
-
-def _require_alpha(alpha: float) -> None:
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise ConfigError(
-            f"split.alpha={alpha} is not a positive number, as a Dirichlet distribution needs. "
-            "Set it between 0.01 (a class in few hands) and 100 (nearly iid)."
-        )
-
-
-def _require_floor(min_size: int, mean_size: int) -> None:
-    if min_size > mean_size:
-        raise ConfigError(
-            f"split.min_size={min_size} is above the mean of {mean_size} rows per client "
-            "(split.train_size + split.validation_size). Lower min_size or raise a size."
-        )

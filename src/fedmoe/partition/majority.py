@@ -1,6 +1,6 @@
 """Label skew by majority: two classes hold a share p of a client's examples, the others share the rest evenly.
 
-Suffixes: C clients (those that train, then the unseen ones), K classes.
+Its loops over clients suit 10,000 of them. Suffixes: C clients (those that train, then the unseen ones), K classes.
 """
 
 from typing import Literal

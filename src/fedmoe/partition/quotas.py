@@ -3,6 +3,8 @@
 Suffixes: C clients, K classes.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -45,6 +47,16 @@ def capped_quotas(total: int, shares: ArrayLike, caps: Indices, rng: np.random.G
     return taken
 
 
+def proportions(number: int, alpha: float, rng: np.random.Generator) -> Shares:
+    """Dir(alpha); where alpha is too near 0 for floating point, its limit: all in one place."""
+    drawn = rng.dirichlet(np.full(number, alpha))
+    if np.isfinite(drawn).all() and drawn.sum() > 0:
+        return drawn
+    limit = np.zeros(number)
+    limit[rng.integers(number)] = 1
+    return limit
+
+
 class Pools:
     """The rows of each class in a random order fixed by (seed, purpose), ready to be dealt out."""
 
@@ -61,7 +73,7 @@ class Pools:
         owners_C = np.arange(len(demand_CK))
         owner = np.concatenate([np.repeat(owners_C, demand) for demand in demand_CK.T])
         rows = np.concatenate([pool[:used] for pool, used in zip(self.rows_K, demand_CK.sum(0), strict=True)])
-        return Shards(_offsets(demand_CK.sum(1)), rows[np.lexsort((self.place[rows], owner))])
+        return Shards(offsets(demand_CK.sum(1)), rows[np.lexsort((self.place[rows], owner))])
 
     def mirror(self, demand_CK: Indices, seed: int, purpose: str) -> Shards:
         """Rows by class to each client, none twice within a client; clients draw alone, so they may share rows."""
@@ -78,8 +90,13 @@ class Pools:
         require_supply(demand_K, self.supply_K, f"split.global_test_size={total}", "Lower split.global_test_size")
         return np.sort(self.deal(demand_K[None]).rows)
 
+    def balanced_if_possible(self, total: int, rng: np.random.Generator) -> Indices:
+        """As balanced as the labels allow, and no more than all rows."""
+        demand_K = capped_quotas(total, np.ones(len(self.rows_K)), self.supply_K, rng)
+        return np.sort(self.deal(demand_K[None]).rows)
 
-def _offsets(sizes: Indices) -> Indices:
+
+def offsets(sizes: Indices) -> Indices:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
 
 
@@ -87,8 +104,8 @@ def separate(shards: Shards, first_C: Indices) -> tuple[Shards, Shards]:
     """Each client's shard in two: its first rows, as many as `first_C` says, and the rest."""
     place = np.arange(len(shards.rows)) - np.repeat(shards.offsets[:-1], shards.sizes)
     in_first = place < np.repeat(first_C, shards.sizes)
-    first = Shards(_offsets(first_C), shards.rows[in_first])
-    return first, Shards(_offsets(shards.sizes - first_C), shards.rows[~in_first])
+    first = Shards(offsets(first_C), shards.rows[in_first])
+    return first, Shards(offsets(shards.sizes - first_C), shards.rows[~in_first])
 
 
 def require_sizes(**sizes: int) -> None:
@@ -96,6 +113,14 @@ def require_sizes(**sizes: int) -> None:
         least = 0 if name == "num_unseen" else 1
         if size < least:
             raise ConfigError(f"split.{name}={size} is below {least}. Set it to {least} or more.")
+
+
+def require_concentration(key: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(
+            f"split.{key}={value} is not a positive number, as a Dirichlet distribution needs. "
+            "Set it between 0.01 (nearly all in one place) and 100 (nearly even)."
+        )
 
 
 def require_rows(num_clients: int, num_unseen: int, train_size: int, validation_size: int, supply: int) -> None:

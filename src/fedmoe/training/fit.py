@@ -37,6 +37,7 @@ class Group(NamedTuple):
     optimizer: Optimizer
     batch_term: Callable[[Trainable, Tree, Batch, Tensor], Tensor] | None = None  # last: which rows are real
     noise: Callable[[torch.Generator, int], Tensors] | None = None  # per-example draws, added to batch.extra
+    cohort_loss: Loss | None = None  # the same loss of a whole cohort at once, (R, B), where that is faster than vmap
 
 
 class Schedule(NamedTuple):
@@ -179,9 +180,8 @@ class _Cohort:
         else:
             frozen = self.frozen if len(rows) == self.size else trees.tree_map(lambda leaf: leaf[rows], self.frozen)
             batches, real_RB = _take_many(group.data, rows, indices, noise)
-            loss, grad = gradients_of_many(
-                name, group.loss, group.batch_term, self.layouts, point, frozen, batches, real_RB
-            )
+            many = (name, group.loss, group.batch_term, self.layouts, point, frozen, batches, real_RB)
+            loss, grad = gradients_of_many(*many, cohort_loss=group.cohort_loss)
         if name == next(iter(self.groups)):
             self.loss_S.index_add_(0, torch.tensor(rows), loss)
         return grad

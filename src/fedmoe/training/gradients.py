@@ -37,6 +37,7 @@ def gradients_of_many(
     frozen: Tree,
     batches: Batch,
     real_RB: Tensor,
+    cohort_loss: Loss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(losses (R,), gradients (R, P)); padded rows of a batch count for nothing."""
 
@@ -54,7 +55,11 @@ def gradients_of_many(
     own = point[name].detach().requires_grad_()
     parts = (batches.x, batches.y, batches.extra)
     try:
-        losses_R = vmap(mean_loss)(own, point, frozen, parts, real_RB)
+        if cohort_loss and not batch_term:
+            trainable_R = {group: layouts[group].unpack(flat) for group, flat in {**point, name: own}.items()}
+            losses_R = (cohort_loss(trainable_R, frozen, batches) * real_RB).sum(1) / real_RB.sum(1)
+        else:
+            losses_R = vmap(mean_loss)(own, point, frozen, parts, real_RB)
         (grads_RP,) = torch.autograd.grad(losses_R.sum(), own)
     except RuntimeError as error:
         raise ConfigError(

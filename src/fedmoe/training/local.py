@@ -22,6 +22,16 @@ def classifier_losses(network: Network) -> Loss:
     return losses
 
 
+def cohort_losses(network: Network) -> Loss | None:
+    """The same for all clients of a cohort at once, where the network can."""
+
+    def losses(trainable_S: Trainable, _frozen: Tree, batches: Batch) -> Tensor:
+        log_probs_SBC = F.log_softmax(network.cohort(trainable_S["model"], batches.x), dim=-1)
+        return -log_probs_SBC.gather(-1, batches.y.unsqueeze(-1)).squeeze(-1)
+
+    return losses if network.reads_cohorts else None
+
+
 def log_probs(network: Network, params: Tensors, batch: Batch) -> Tensor:
     return F.log_softmax(network(params, batch.x, training=batch.training), dim=-1)
 
@@ -38,7 +48,8 @@ def train_classifier(
 ) -> Fitted:
     """All of the client's `data.train`; with `stop_early` the best copy by loss on `data.validation`."""
     losses = classifier_losses(network)
-    groups = {"model": Group(params_S, losses, data.train, plan.make_optimizer())}
+    group = Group(params_S, losses, data.train, plan.make_optimizer(), cohort_loss=cohort_losses(network))
+    groups = {"model": group}
     stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every) if stop_early else None
     return fit(groups, plan.schedule, rng, way, stopping=stopping)
 

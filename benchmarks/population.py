@@ -1,0 +1,106 @@
+"""Does the cost of a round follow the sampled clients, or the population? 100 sampled of 10³, 10⁴, 10⁵, 10⁶ clients.
+
+    python benchmarks/population.py [--rounds 30] [--largest 6]
+
+Each population is measured in a process of its own: milliseconds per round (median), milliseconds to read and write the
+private state of the 100 sampled clients when every client has one, and peak memory.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmoe import trees
+from fedmoe.clients.lazy import generated_federation
+from fedmoe.clients.private_store import PrivateStore
+from fedmoe.config import parse_config
+from fedmoe.engines.coordinator import RoundRecord
+from fedmoe.experiment import run_events
+
+SAMPLED = 100
+
+
+class Gate(NamedTuple):
+    """A private state of the size of a small gate."""
+
+    weight: Tensor
+
+
+def measure_rounds(population: int, rounds: int, folder: Path) -> float:
+    """Milliseconds per round of FedAvg with a checkpoint each round."""
+    config = parse_config(
+        {
+            "algorithm": {"name": "fedavg", "validate_every": 10**6},
+            "schedule": {"rounds": rounds, "clients_per_round": SAMPLED},
+            "evaluation": {"clients": 20},
+            "model": {"name": "mlp", "hidden": [16]},
+            "engine": {"workers": 1},
+        }
+    )
+    federation = generated_federation(num_clients=population)
+    events = run_events(config, folder, federation=federation)
+    # the last round also validates
+    seconds = [event.seconds for event in events if isinstance(event, RoundRecord)][2:-1]
+    return 1000 * statistics.median(seconds)
+
+
+def measure_store(population: int, folder: Path) -> float:
+    """Milliseconds to read and write 100 private states beside those of everyone else."""
+    store = PrivateStore(folder / "private.sqlite")
+    blob = trees.to_bytes(Gate(torch.zeros(64)))
+    store._db.execute("BEGIN")
+    store._db.executemany(
+        "INSERT INTO state VALUES ('client', ?, 0, ?)", ((client, blob) for client in range(population))
+    )
+    store._db.execute("COMMIT")
+    rng, times = np.random.default_rng(0), []
+    for clock in range(1, 12):
+        sampled = rng.choice(population, SAMPLED, replace=False).tolist()
+        start = time.perf_counter()
+        states = {client: store.load("client", Gate, client, clock) for client in sampled}
+        store.save("client", states, clock)
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def measure(population: int, rounds: int) -> dict[str, object]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        per_round = measure_rounds(population, rounds, Path(folder) / "run")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        store = measure_store(population, Path(folder))
+    return {
+        "clients": population,
+        "ms_per_round": round(per_round, 1),
+        "ms_private_state": round(store, 1),
+        "peak_memory_mb": round(peak),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--largest", type=int, default=6, help="exponent of the largest population")
+    parser.add_argument("--population", type=int, help="measure this one, in this process")
+    arguments = parser.parse_args()
+    if arguments.population:
+        print(json.dumps(measure(arguments.population, arguments.rounds)), flush=True)
+        return
+    for exponent in range(3, arguments.largest + 1):
+        command = [sys.executable, __file__, "--population", str(10**exponent), "--rounds", str(arguments.rounds)]
+        subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

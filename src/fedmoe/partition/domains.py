@@ -1,0 +1,145 @@
+"""Clients that differ in what they see or mean: turned images (rotated MNIST), or labels under other names.
+
+A base split says who holds which rows; `Split.domains` says which domain a client belongs to; the examples themselves
+are changed when a client's training, validation and own test examples are loaded. The global test set is left as it is.
+Labels that a rule of opt-out or a picture of the split reads are those of the data set, before any permutation.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmoe.errors import ConfigError
+from fedmoe.partition.dirichlet import split_by_dirichlet
+from fedmoe.partition.quotas import proportions, require_concentration, stream
+from fedmoe.partition.size_skew import split_by_size
+from fedmoe.partition.split import Indices, Split
+
+
+def base_split(
+    train_labels: NDArray[np.int64],
+    test_labels: NDArray[np.int64],
+    num_classes: int,
+    *,
+    num_clients: int,
+    num_unseen: int = 0,
+    alpha: float | None = None,
+    min_size: int = 2,
+    train_size: int,
+    validation_size: int,
+    test_size: int,
+    global_test_size: int,
+    seed: int,
+) -> Split:
+    """Labels iid and clients of equal size (no alpha), or by Dirichlet."""
+    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
+    counts = {"num_clients": num_clients, "num_unseen": num_unseen, "min_size": min_size}
+    common = {**sizes, **counts, "global_test_size": global_test_size, "seed": seed}
+    if alpha is None:
+        return split_by_size(train_labels, test_labels, num_classes, sigma=0.0, **common)
+    return split_by_dirichlet(train_labels, test_labels, num_classes, alpha=alpha, **common)
+
+
+def with_domains(split: Split, key: str, num_domains: int, seed: int) -> Split:
+    """Domains by lot, each with the same number of training clients and of unseen ones, give or take one."""
+    if num_domains < 1:
+        raise ConfigError(f"split.{key}={num_domains} is below 1. Set it to 1 or more.")
+    rng = stream(seed, key, num_domains)
+    dealt = [rng.permutation(np.arange(number) % num_domains) for number in (split.num_clients, split.num_unseen)]
+    return replace(split, domains=np.concatenate(dealt).astype(np.int64))
+
+
+def turn(images: Tensor, angle: float) -> Tensor:
+    """Square images (B, C, H, H) turned counter-clockwise by degrees.
+
+    Bilinear, exact for multiples of 90; where a corner comes from outside, the nearest edge pixel is repeated.
+
+    >>> turn(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90)
+    tensor([[[[2., 4.],
+              [1., 3.]]]])
+    """
+    if angle % 90 == 0:
+        return torch.rot90(images, int(angle // 90) % 4, (-2, -1))
+    radians = torch.tensor(angle, dtype=images.dtype).deg2rad()
+    cos, sin, zero = radians.cos(), radians.sin(), torch.zeros((), dtype=images.dtype)
+    back = torch.stack([torch.stack([cos, -sin, zero]), torch.stack([sin, cos, zero])])
+    grid = F.affine_grid(back.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def turn_each(images: Tensor, steps: Indices, num_angles: int) -> Tensor:
+    """Each image by its own number of steps of 360 / num_angles degrees."""
+    turned = torch.empty_like(images)
+    for step in np.unique(steps):
+        at = torch.from_numpy(np.flatnonzero(steps == step))
+        turned[at] = turn(images[at], 360 * int(step) / num_angles)
+    return turned
+
+
+def mixed_angles(client: int, number: int, num_angles: int, angle_alpha: float, seed: int) -> Indices:
+    """Angles for a client's images, in order, from chances of its own out of Dir(angle_alpha) (Reisser et al. 2021)."""
+    rng = stream(seed, "angles", client)
+    return rng.choice(num_angles, number, p=proportions(num_angles, angle_alpha, rng)).astype(np.int64)
+
+
+def label_permutations(number: int, num_classes: int, seed: int) -> Indices:
+    """(number, K): the first leaves labels as they are, the others are by lot; with two labels or more they differ."""
+    permutations = [np.arange(num_classes)]
+    while len(permutations) < number:
+        drawn = stream(seed, "permutation", len(permutations)).permutation(num_classes)
+        while any((drawn == known).all() for known in permutations):
+            drawn = next_permutation(drawn)
+        permutations.append(drawn)
+    return np.stack(permutations).astype(np.int64)
+
+
+def next_permutation(order: Indices) -> Indices:
+    """The next in the dictionary, and the first after the last: walking on visits every permutation.
+
+    >>> next_permutation(np.array([0, 2, 1])), next_permutation(np.array([2, 1, 0]))
+    (array([1, 0, 2]), array([0, 1, 2]))
+    """
+    rises = np.flatnonzero(order[:-1] < order[1:])
+    if not rises.size:
+        return order[::-1].copy()
+    at, found = rises[-1], order.copy()
+    swap = np.flatnonzero(order > order[at])[-1]
+    found[[at, swap]] = found[[swap, at]]
+    found[at + 1 :] = found[at + 1 :][::-1]
+    return found
+
+
+def permute_labels(y: Tensor, permutation: Tensor) -> Tensor:
+    """Class k becomes class permutation[k].
+
+    >>> permute_labels(torch.tensor([0, 2, 2]), torch.tensor([1, 2, 0]))
+    tensor([1, 0, 0])
+    """
+    return permutation.to(y.device)[y]
+
+
+def require_square(input_shape: tuple[int, ...]) -> None:
+    if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
+        raise ConfigError(
+            f"split.kind='rotation' turns square images, but these examples have shape {input_shape}. "
+            "Choose another kind of split or an image data set."
+        )
+
+
+def require_permutations(number: int, num_classes: int) -> None:
+    possible = 1
+    for factor in range(2, num_classes + 1):
+        possible = min(possible * factor, number)
+    if number > possible:
+        raise ConfigError(
+            f"split.num_permutations={number} is more than the {possible} orders of {num_classes} labels. Lower it."
+        )
+
+
+def require_angles(angle_alpha: float | None) -> None:
+    if angle_alpha is not None:
+        require_concentration("angle_alpha", angle_alpha)

@@ -1,0 +1,96 @@
+"""From the section [split] of a config to a split, and to what it does to a client's examples."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmoe.data.dataset import Dataset
+from fedmoe.errors import ConfigError
+from fedmoe.partition import domains
+from fedmoe.partition.dirichlet import split_by_dirichlet
+from fedmoe.partition.k_labels import split_by_k_labels
+from fedmoe.partition.majority import split_by_majority
+from fedmoe.partition.natural import split_by_field
+from fedmoe.partition.pachinko import split_by_pachinko
+from fedmoe.partition.settings import NaturalSplit, PachinkoSplit, PermutationSplit, RotationSplit, SplitConfig
+from fedmoe.partition.size_skew import split_by_size
+from fedmoe.partition.split import Split
+from fedmoe.vocabulary import ClientId
+
+Transform = Callable[[ClientId, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+BY_LABEL: dict[str, Callable[..., Split]] = {
+    "majority": split_by_majority,
+    "dirichlet": split_by_dirichlet,
+    "k_labels": split_by_k_labels,
+    "size_skew": split_by_size,
+}
+
+
+def draw_split(config: SplitConfig, dataset: Dataset, seed: int) -> Split:
+    labels = (dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.num_classes)
+    settings: dict[str, Any] = config.model_dump(
+        exclude={"kind", "field", "num_angles", "angle_alpha", "num_permutations"}
+    )
+    settings["seed"] = seed
+    if isinstance(config, NaturalSplit):
+        values = _column(dataset, config.field, f"split.field={config.field!r}")
+        return split_by_field(values, *labels[1:], **settings)
+    _require_classes(dataset, config.kind)
+    if isinstance(config, PachinkoSplit):
+        return split_by_pachinko(*labels, _column(dataset, "coarse", "split.kind='pachinko'"), **settings)
+    if isinstance(config, RotationSplit):
+        domains.require_square(dataset.input_shape)
+        domains.require_angles(config.angle_alpha)
+        base = domains.base_split(*labels, **settings)
+        return domains.with_domains(base, "num_angles", config.num_angles, seed)
+    if isinstance(config, PermutationSplit):
+        domains.require_permutations(config.num_permutations, dataset.num_classes)
+        base = domains.base_split(*labels, **settings)
+        return domains.with_domains(base, "num_permutations", config.num_permutations, seed)
+    return BY_LABEL[config.kind](*labels, **settings)
+
+
+def domain_transform(config: SplitConfig, split: Split, num_classes: int, seed: int) -> Transform | None:
+    """What is done to a client's examples when they are loaded; None: nothing."""
+    of_client = split.domains
+    if of_client is None:
+        return None
+    if isinstance(config, RotationSplit):
+        return _rotation(config, of_client, seed)
+    if isinstance(config, PermutationSplit):
+        orders = torch.from_numpy(domains.label_permutations(config.num_permutations, num_classes, seed))
+        return lambda client, x, y: (x, domains.permute_labels(y, orders[int(of_client[client])]))
+    return None
+
+
+def _rotation(config: RotationSplit, of_client: NDArray[np.int64], seed: int) -> Transform:
+    number, mix = config.num_angles, config.angle_alpha
+    if mix is None:
+        return lambda client, x, y: (domains.turn(x, 360 * int(of_client[client]) / number), y)
+    return lambda client, x, y: (
+        domains.turn_each(x, domains.mixed_angles(client, len(y), number, mix, seed), number),
+        y,
+    )
+
+
+def _require_classes(dataset: Dataset, kind: str) -> None:
+    if not dataset.num_classes:
+        raise ConfigError(
+            f"split.kind={kind!r} deals out classes, but the data set {dataset.name!r} has none (a regression). "
+            "Use split.kind='natural' with a field that says whose row it is."
+        )
+
+
+def _column(dataset: Dataset, name: str, setting: str) -> NDArray[Any]:
+    if name not in dataset.train.columns:
+        raise ConfigError(
+            f"{setting} needs the field {name!r}, but the data set {dataset.name!r} has only: "
+            f"{', '.join(dataset.train.columns)}. Choose one of them, another data set or another kind of split."
+        )
+    column: NDArray[Any] = dataset.train.column(name).numpy()
+    return column

@@ -1,0 +1,142 @@
+"""Label skew by number: each client holds k labels, evenly (Dun et al. 2023: 4 of 10).
+
+Labels are dealt so that all are used alike, in proportion to the rows they have: the data can be used up, whatever the
+lot says, where the sizes are multiples of k, and nearly where they are not. Its loops over clients suit 10,000 of them.
+Suffixes: C clients (anchors first, then others that train, then the unseen ones), K classes.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmoe.errors import ConfigError
+from fedmoe.partition.quotas import Pools, Shares, quotas, require_rows, require_sizes, require_supply, separate, stream
+from fedmoe.partition.split import Indices, Split
+
+UnseenLabels = Literal["new", "any"]
+
+
+def split_by_k_labels(
+    train_labels: NDArray[np.int64],
+    test_labels: NDArray[np.int64],
+    num_classes: int,
+    *,
+    num_clients: int,
+    num_unseen: int = 0,
+    labels_per_client: int,
+    unseen_labels: UnseenLabels = "new",
+    num_anchors: int = 0,
+    labels_per_anchor: int = 2,
+    train_size: int,
+    validation_size: int,
+    test_size: int,
+    global_test_size: int,
+    seed: int,
+) -> Split:
+    """Every client has the sizes exactly. Unseen clients hold sets of labels that no training client has ("new").
+
+    The first `num_anchors` clients hold `labels_per_anchor` labels each, and no two of them share one.
+    Training and validation rows are dealt without replacement (the paper: with); test rows follow the client's labels.
+    """
+    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
+    require_sizes(num_clients=num_clients, num_unseen=num_unseen, global_test_size=global_test_size, **sizes)
+    _require_labels("labels_per_client", labels_per_client, num_classes, train_size)
+    _require_anchors(num_anchors, labels_per_anchor, num_clients, num_classes, train_size)
+    require_rows(num_clients, num_unseen, train_size, validation_size, len(train_labels))
+    pools, test_pools = (Pools(y, num_classes, seed, p) for y, p in ((train_labels, "train"), (test_labels, "test")))
+    wanted = [labels_per_anchor] * num_anchors + [labels_per_client] * (num_clients + num_unseen - num_anchors)
+    num_new = num_unseen if unseen_labels == "new" else 0
+    own = (train_size, validation_size)
+    train_CK, validation_CK = label_demands(wanted, own, pools.supply_K, num_anchors, num_new, seed)
+    test_CK = np.stack(
+        [quotas(test_size, held_K, stream(seed, "test_size", c)) for c, held_K in enumerate(train_CK > 0)]
+    )
+    remedy = "Lower one of the sizes or the number of clients"
+    setting = f"split.train_size={train_size} and split.validation_size={validation_size}: the split"
+    require_supply((train_CK + validation_CK).sum(0), pools.supply_K, setting, remedy)
+    require_supply(test_CK.max(0), test_pools.supply_K, f"split.test_size={test_size}", "Lower split.test_size")
+    by_turns = np.stack([train_CK, validation_CK], axis=1).reshape(-1, num_classes)
+    dealt = pools.deal(by_turns)
+    train, validation = separate(dealt._replace(offsets=dealt.offsets[::2]), train_CK.sum(1))
+    test = test_pools.mirror(test_CK, seed, "own test")
+    global_test = test_pools.balanced(global_test_size, stream(seed, "global test"))
+    return Split(num_clients, num_unseen, train, validation, test, global_test)
+
+
+def label_demands(
+    wanted: list[int], sizes: tuple[int, int], supply_K: Indices, num_anchors: int, num_new: int, seed: int
+) -> Indices:
+    """Rows by (training or validation, client, class): each client spreads its sizes evenly over `wanted` labels.
+
+    A client takes the labels that are used least, ties by lot; anchors take fresh ones; the last `num_new` clients take
+    the first set of labels in that order that none of the others has.
+    """
+    demand = np.zeros((len(sizes), len(wanted), len(supply_K)), dtype=np.int64)
+    used_K = np.zeros(len(supply_K), dtype=np.int64)
+    held: set[tuple[int, ...]] = set()
+    for client, num_labels in enumerate(wanted):
+        lot_K = stream(seed, "labels", client).random(len(supply_K))
+        is_used_K = (used_K > 0) & (client < num_anchors)
+        order = np.lexsort((lot_K, _share_in_use(used_K + sum(sizes) / num_labels, supply_K), is_used_K))
+        sets = itertools.combinations(order.tolist(), num_labels)
+        if client < len(wanted) - num_new:
+            labels = next(sets)
+            held.add(tuple(sorted(labels)))
+        else:
+            labels = _first_new(sets, held, num_new, num_labels, len(supply_K))
+        for place, size in enumerate(sizes):
+            demand[place, client, labels] = size // num_labels
+            least = np.lexsort((lot_K, _share_in_use(used_K, supply_K)))
+            demand[place, client, least[np.isin(least, labels)][: size % num_labels]] += 1
+            used_K += demand[place, client]
+    return demand
+
+
+def _share_in_use(used_K: NDArray[np.number[Any]], supply_K: Indices) -> Shares:
+    return np.where(supply_K > 0, used_K / np.maximum(supply_K, 1), np.inf).round(9)
+
+
+def _first_new(
+    sets: Iterator[tuple[int, ...]], held: set[tuple[int, ...]], num_unseen: int, num_labels: int, num_classes: int
+) -> tuple[int, ...]:
+    """Looks at one set more than are held, at most."""
+    for labels in sets:
+        if tuple(sorted(labels)) not in held:
+            return labels
+    raise ConfigError(
+        f"split.num_unseen={num_unseen} clients are to hold labels together that no training client does, but all "
+        f"{math.comb(num_classes, num_labels)} sets of split.labels_per_client={num_labels} of {num_classes} labels "
+        "are taken. Change labels_per_client, lower num_clients, or set unseen_labels='any'."
+    )
+
+
+def _require_labels(key: str, number: int, num_classes: int, train_size: int) -> None:
+    if not 1 <= number <= num_classes:
+        raise ConfigError(
+            f"split.{key}={number} is outside [1, {num_classes}]: the data set has {num_classes} classes. "
+            "Choose a number in that range."
+        )
+    if train_size < number:
+        raise ConfigError(
+            f"split.{key}={number} is above split.train_size={train_size}, so a label would have no training row. "
+            f"Lower {key} or raise train_size."
+        )
+
+
+def _require_anchors(num_anchors: int, labels: int, num_clients: int, num_classes: int, train_size: int) -> None:
+    if not 0 <= num_anchors <= num_clients:
+        raise ConfigError(
+            f"split.num_anchors={num_anchors} is outside [0, {num_clients}]: anchors are among the clients that train. "
+            "Choose a number in that range."
+        )
+    if num_anchors:
+        _require_labels("labels_per_anchor", labels, num_classes, train_size)
+        if num_anchors * labels > num_classes:
+            raise ConfigError(
+                f"split.num_anchors={num_anchors} with split.labels_per_anchor={labels} need {num_anchors * labels} "
+                f"labels, as anchors share none, but the data set has {num_classes}. Lower one of them."
+            )

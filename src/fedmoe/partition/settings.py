@@ -1,0 +1,97 @@
+"""What the section [split] of a config may say: one class per kind of split.
+
+Values are checked where they are used, against the data: the splits say what does not fit.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+
+
+class SplitSection(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SplitSizes(SplitSection):
+    num_clients: int = 15
+    num_unseen: NonNegativeInt = 0
+    train_size: int = 25
+    validation_size: int = 10
+    test_size: int = 100
+    global_test_size: int = 500
+
+
+class MajoritySplit(SplitSizes):
+    kind: Literal["majority"] = "majority"
+    share: float = 0.8  # p: what the two majority classes hold together
+    pairs: Literal["overlapping", "disjoint"] = "overlapping"
+
+
+class DirichletSplit(SplitSizes):
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: float = 0.5
+    min_size: PositiveInt = 2
+
+
+class KLabelsSplit(SplitSizes):
+    kind: Literal["k_labels"] = "k_labels"
+    labels_per_client: int = 4
+    unseen_labels: Literal["new", "any"] = "new"  # new: sets of labels that no training client has
+    num_anchors: int = 0  # the first clients, with labels that no two of them share
+    labels_per_anchor: int = 2
+
+
+class PachinkoSplit(SplitSizes):
+    kind: Literal["pachinko"] = "pachinko"
+    alpha: float = 0.1  # over coarse labels
+    beta: float = 10.0  # over the fine labels of a coarse one
+
+
+class SizeSkewSplit(SplitSizes):
+    kind: Literal["size_skew"] = "size_skew"
+    sigma: float = 1.0  # of the logarithm of the sizes
+    min_size: PositiveInt = 2
+
+
+class RotationSplit(SplitSizes):
+    kind: Literal["rotation"] = "rotation"
+    num_angles: int = 8
+    angle_alpha: float | None = None  # none: one angle per client; else each client mixes angles by Dir(angle_alpha)
+    alpha: float | None = None  # label skew by Dir(alpha); none: iid
+    min_size: PositiveInt = 2
+
+
+class PermutationSplit(SplitSizes):
+    kind: Literal["permutation"] = "permutation"
+    num_permutations: int = 4
+    alpha: float | None = None  # label skew by Dir(alpha); none: iid
+    min_size: PositiveInt = 2
+
+
+class NaturalSplit(SplitSection):
+    """Sizes are upper limits, and come before the shares; see `own_rows.Cut`."""
+
+    kind: Literal["natural"] = "natural"
+    field: str
+    num_clients: int | None = None  # default: all with min_size rows
+    num_unseen: NonNegativeInt = 0
+    train_size: int | None = None
+    validation_size: int | None = None
+    test_size: int | None = None
+    validation_share: float = 0.1
+    test_share: float = 0.2
+    min_size: int = 10
+    global_test_size: int = 500
+
+
+SplitConfig = Annotated[
+    MajoritySplit
+    | DirichletSplit
+    | KLabelsSplit
+    | PachinkoSplit
+    | SizeSkewSplit
+    | RotationSplit
+    | PermutationSplit
+    | NaturalSplit,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,278 @@
+"""A federation small enough to train in milliseconds, and a way to run any algorithm on it and keep what happened.
+
+The cast of `tiny_federation`: 0 has some opted-out records, 1 has one training record and no validation record, 2 has
+opted out altogether, 3 is plain, 4 opted out all its validation records, 5 holds nothing, 6 never trains.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from fedmoe import trees, wire
+from fedmoe.algorithms.algorithm import Algorithm, Setting
+from fedmoe.clients.federation import Federation, Records, examples
+from fedmoe.config import ExperimentConfig, parse_config
+from fedmoe.engines.coordinator import Coordinator, RoundRecord, Transport
+from fedmoe.engines.embedded import start
+from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.worker import Worker
+from fedmoe.evaluation.metrics import Score
+from fedmoe.models.images import mlp
+from fedmoe.models.network import Network
+from fedmoe.streams import torch_stream
+from fedmoe.training.inference import Way
+from fedmoe.training.plan import TrainingPlan
+from fedmoe.vocabulary import ClientId, Examples, Tensors, Tree
+
+FEATURES, CLASSES = 4, 3
+TRAIN_SIZES = (9, 1, 8, 7, 6, 0, 5)
+VALIDATION_SIZES = (4, 0, 3, 3, 5, 0, 3)
+SOME_OPTED_OUT, ONE_RECORD, SILENT, PLAIN, NO_VALIDATION_IN, EMPTY, UNSEEN = range(7)
+PARTICIPANTS = (SOME_OPTED_OUT, ONE_RECORD, PLAIN, NO_VALIDATION_IN)
+
+
+def draw_examples(count: int, *path: int | str) -> Examples:
+    """Three classes that a linear model can tell apart, with a little doubt."""
+    generator = torch_stream("tiny", *path)
+    x = torch.randn(count, FEATURES, generator=generator)
+    doubt = 0.3 * torch.randn(count, CLASSES, generator=generator)
+    return examples(x, (x[:, :CLASSES] + doubt).argmax(1))
+
+
+def tiny_records() -> dict[ClientId, Records]:
+    return {client: _records(client) for client in range(len(TRAIN_SIZES))}
+
+
+def _records(client: ClientId) -> Records:
+    train, validation = TRAIN_SIZES[client], VALIDATION_SIZES[client]
+    train_in = torch.full((train,), client != SILENT)
+    validation_in = torch.full((validation,), client not in (SILENT, NO_VALIDATION_IN))
+    if client == SOME_OPTED_OUT:
+        train_in[[1, 4, 8]] = False
+        validation_in[0] = False
+    return Records(
+        train=draw_examples(train, client, "train"),
+        validation=draw_examples(validation, client, "validation"),
+        test=draw_examples(6, client, "test"),
+        train_opted_in=train_in,
+        validation_opted_in=validation_in,
+    )
+
+
+def tiny_federation(records: Mapping[ClientId, Records] | None = None) -> Federation:
+    held = tiny_records() if records is None else records
+    return Federation(
+        num_clients=UNSEEN,
+        num_unseen=1,
+        num_classes=CLASSES,
+        input_shape=(FEATURES,),
+        participants=np.array(PARTICIPANTS),
+        global_test=draw_examples(10, "global"),
+        load=lambda client: held[client],
+        digest="tiny",
+    )
+
+
+def make_expert() -> nn.Module:
+    return mlp((FEATURES,), CLASSES, (5,))
+
+
+def make_gate() -> nn.Module:
+    return mlp((FEATURES,), 1, (3,))
+
+
+def tiny_plan(epochs: int = 2) -> TrainingPlan:
+    return TrainingPlan(epochs=epochs, batch_size=4, learning_rate=0.2, optimizer="sgd", patience=2)
+
+
+def tiny_setting(way: Way = "stacked", clients_per_round: int | None = 3) -> Setting:
+    return Setting(
+        expert=Network(make_expert, "expert"),
+        gate=Network(make_gate, "gate"),
+        federated=tiny_plan(),
+        local=tiny_plan(3),
+        personal=tiny_plan(3),
+        clients_per_round=clients_per_round,
+        way=way,
+    )
+
+
+def tiny_config(
+    algorithm: str, *, rounds: int = 4, workers: int = 1, seed: int = 0, **schedule: Any
+) -> ExperimentConfig:
+    plans = {
+        name: {"batch_size": 4, "learning_rate": 0.2, "optimizer": "sgd"} for name in ("federated", "local", "personal")
+    }
+    plans["local"]["epochs"] = plans["personal"]["epochs"] = 3
+    return parse_config(
+        {
+            "seed": seed,
+            "algorithm": {"name": algorithm},
+            "training": plans,
+            "schedule": {"rounds": rounds, "clients_per_round": 3, **schedule},
+            "engine": {"workers": workers, "way": "stacked", "cohort_size": 3},
+        }
+    )
+
+
+PrivateRows = dict[tuple[str, ClientId, int], bytes]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a run leaves behind, on both sides."""
+
+    server: Tree
+    kept: dict[ClientId, Tree]
+    records: list[RoundRecord]
+    scores: list[Score]
+    manifest: dict[str, Any]
+    private: PrivateRows
+
+    def fingerprint(self) -> dict[str, str]:
+        """Equal for runs that agree to the last bit."""
+        told = [record._replace(seconds=0.0) for record in self.records]
+        return {
+            "server": digest(trees.to_bytes(self.server)),
+            "kept": digest(*(trees.to_bytes(tree) for _, tree in sorted(self.kept.items()))),
+            "records": repr(told),
+            "scores": repr(self.scores),
+            "manifest": json.dumps(self.manifest),
+            "private": digest(*(repr(key).encode() + row for key, row in sorted(self.private.items()))),
+        }
+
+    def private_tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{kind} of client {client} at {clock}: {name}": tensor
+            for (kind, client, clock), row in self.private.items()
+            for name, tensor in load(row).items()
+        }
+
+
+def digest(*parts: bytes) -> str:
+    return hashlib.blake2b(b"|".join(parts), digest_size=16).hexdigest()
+
+
+def read_private(path: Path) -> PrivateRows:
+    if not path.exists():
+        return {}  # no client had anything to keep
+    with closing(sqlite3.connect(path)) as db:
+        rows = db.execute("SELECT kind, client, round, tensors FROM state").fetchall()
+    return {(kind, client, clock): tensors for kind, client, clock, tensors in rows}
+
+
+def run_algorithm(
+    algorithm: Algorithm,
+    federation: Federation,
+    store: Path,
+    *,
+    seed: int = 0,
+    rounds: int = 2,
+    workers: int = 1,
+    cohort_size: int = 3,
+    release: bool = False,
+    max_update_norm: float | None = None,
+    through: Callable[[Transport], Transport] = lambda transport: transport,
+) -> Outcome:
+    """Rounds, release if asked, delivery, personalisation, scores. `through` may put something around the transport."""
+    rounds = rounds if algorithm.round else 0
+    clients = range(federation.num_clients + federation.num_unseen)
+    with started(algorithm, federation, store, seed, workers) as transport:
+        manifest = Manifest()
+        coordinator = Coordinator(
+            algorithm, federation, through(transport), seed=seed, rounds=rounds, cohort_size=cohort_size,
+            manifest=manifest, max_update_norm=max_update_norm,
+        )  # fmt: skip
+        server, records = algorithm.init_server(seed), []
+        for number in range(1, rounds + 1):
+            server, record = coordinator.run_round(server, number)
+            records.append(record)
+        server = coordinator.collect_release(server) if release else server
+        kept = coordinator.deliver(server, clients)
+        if algorithm.personalize:
+            list(coordinator.personalize(kept))
+        scores = sorted(score for batch in coordinator.score(kept) for score in batch)
+    return Outcome(server, kept, records, scores, manifest.as_dict(), read_private(store))
+
+
+def started(
+    algorithm: Algorithm, federation: Federation, store: Path, seed: int = 0, workers: int = 1
+) -> AbstractContextManager[Transport]:
+    store.parent.mkdir(parents=True, exist_ok=True)
+    return start(Worker(algorithm, federation, store, seed), workers)
+
+
+class Sent(NamedTuple):
+    """A frame that a worker sent, and the header of the one that it answers."""
+
+    asked: dict[str, Any]
+    frame: bytes
+
+    @property
+    def messages(self) -> dict[ClientId, list[Tensors]]:
+        """[update, report] by client, for the answer to an exchange."""
+        header, blobs = wire.unpack(self.frame)
+        return {
+            client: [wire.decode_named(blob) for blob in blobs[2 * place : 2 * place + 2]]
+            for place, client in enumerate(header["clients"])
+        }
+
+
+class Spy:
+    """A transport that keeps what workers send and what they are sent."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.sent: list[Sent] = []
+        self.received: list[bytes] = []
+
+    def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+        self.received += frames
+        for index, answer in self.inner.run(frames):
+            self.sent.append(Sent(wire.unpack(frames[index])[0], answer))
+            yield index, answer
+
+    @property
+    def exchanged(self) -> list[Sent]:
+        return [one for one in self.sent if one.asked["do"] == "exchange"]
+
+
+def run_spied(algorithm: Algorithm, federation: Federation, store: Path, **options: Any) -> tuple[Outcome, Spy]:
+    """`run_algorithm`, and all that passed between coordinator and workers."""
+    spies: list[Spy] = []
+
+    def through(transport: Transport) -> Transport:
+        spies.append(Spy(transport))
+        return spies[0]
+
+    return run_algorithm(algorithm, federation, store, through=through, **options), spies[0]
+
+
+def with_clients_in_other_order(algorithm: Algorithm) -> Algorithm:
+    """The same draw, listed backwards."""
+    return algorithm._replace(sample=lambda *arguments: algorithm.sample(*arguments)[::-1])
+
+
+class Backwards:
+    """A transport whose answers arrive in the opposite order."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+
+    def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+        last = len(frames) - 1
+        yield from ((last - index, answer) for index, answer in self.inner.run(frames[::-1]))
+
+
+def with_records(federation: Federation, changed: Mapping[ClientId, Records]) -> Federation:
+    return replace(federation, load=lambda client: changed[client] if client in changed else federation.load(client))

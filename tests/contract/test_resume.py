@@ -1,0 +1,135 @@
+"""A run that was stopped or killed, and then resumed, ends as one that was not: to the last bit."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import make_expert, make_gate, read_private, tiny_config, tiny_federation
+from contract.probes import PROBES
+from fedmoe import trees
+from fedmoe.algorithms.catalog import CATALOG
+from fedmoe.clients.federation import Federation, Records
+from fedmoe.errors import RunError
+from fedmoe.experiment import Result, Stopped, never, run_events
+from fedmoe.storage.checkpoints import load_newest
+from fedmoe.storage.rundir import RunDirectory
+from fedmoe.vocabulary import ClientId
+
+WITH_STATE = ["chosen_experts", "private_expert", "pruned_experts"]
+ROUNDS = 4
+
+
+@pytest.fixture(autouse=True)
+def probes_in_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, entry in PROBES.items():
+        monkeypatch.setitem(CATALOG, name, entry)
+
+
+def run(
+    name: str,
+    directory: Path,
+    *,
+    federation: Federation | None = None,
+    should_stop: Callable[[], bool] = never,
+    **options: Any,
+) -> Result:
+    events = run_events(
+        tiny_config(name, rounds=ROUNDS, **options),
+        directory,
+        federation=federation or tiny_federation(),
+        expert=make_expert,
+        gate=make_gate,
+        should_stop=should_stop,
+    )
+    *_, result = events
+    assert isinstance(result, Result)
+    return result
+
+
+def end_state(result: Result) -> dict[str, Any]:
+    """What a run leaves on disk, without the clock on the wall."""
+    folder = RunDirectory(result.directory)
+    checkpoint, notes = load_newest(folder.checkpoints, result.algorithm.server_type)
+    return {
+        "server": trees.to_bytes(checkpoint.server) if checkpoint else None,
+        "notes": notes,
+        "private": read_private(folder.private_store),
+        "scores": result.data["scores"],
+        "manifest": folder.manifest.read_text(),
+        "metrics": [{**event, "seconds": 0} for event in folder.read_metrics()],
+        "history": [{**event, "seconds": 0} for event in result.data["history"]],
+    }
+
+
+def stop_at_question(number: int) -> Callable[[], bool]:
+    asked = count(1)
+    return lambda: next(asked) >= number
+
+
+@pytest.mark.parametrize("name", CATALOG | PROBES)
+@pytest.mark.parametrize("checkpoint_every", [1, 3])
+def test_stop_and_resume(name: str, checkpoint_every: int, tmp_path: Path) -> None:
+    options = {"checkpoint_every": checkpoint_every, "release": name == "pruned_experts"}
+    expected = end_state(run(name, tmp_path / "whole", **options))
+    stops = 0
+    for question in (4, 3, 2):  # in the rounds, and while clients are personalised
+        try:
+            result = run(name, tmp_path / "parts", should_stop=stop_at_question(question), **options)
+        except Stopped:
+            stops += 1
+    result = run(name, tmp_path / "parts", **options)
+    assert stops >= 2 or name in ("local_only", "fedavg")
+    assert end_state(result) == expected
+
+
+class KillingFederation:
+    """`load` that kills its process, as the system does when memory runs out, at the given call."""
+
+    def __init__(self, plain: Federation, at_call: int) -> None:
+        self.plain, self.at_call, self.calls = plain, at_call, 0
+
+    def load(self, client: ClientId) -> Records:
+        self.calls += 1
+        if self.calls == self.at_call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.plain.load(client)
+
+    @classmethod
+    def make(cls, at_call: int) -> Federation:
+        plain = tiny_federation()
+        return replace(plain, load=cls(plain, at_call).load)
+
+
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_kill_and_resume(name: str, tmp_path: Path) -> None:
+    """Killed at a dozen places: in rounds after some private states were written, in delivery, in personalisation."""
+    expected = end_state(run(name, tmp_path / "whole", checkpoint_every=2))
+    fork = multiprocessing.get_context("fork")
+    deaths = 0
+    for at_call in (8, 9, 10, 11, 12, 13, 19, 23, 14, 7, 9, 12):
+        process = fork.Process(
+            target=run,
+            args=(name, tmp_path / "parts"),
+            kwargs={"federation": KillingFederation.make(at_call), "checkpoint_every": 2},
+        )
+        process.start()
+        process.join(timeout=30)
+        assert process.exitcode in (-signal.SIGKILL, 0)
+        deaths += process.exitcode != 0
+    assert deaths >= 4
+    assert end_state(run(name, tmp_path / "parts", checkpoint_every=2)) == expected
+
+
+def test_a_worker_is_killed_and_the_run_resumed(tmp_path: Path) -> None:
+    expected = end_state(run("pruned_experts", tmp_path / "whole", workers=2))
+    for at_call in (4, 5):
+        with pytest.raises(RunError, match="exit code -9"):
+            run("pruned_experts", tmp_path / "parts", workers=2, federation=KillingFederation.make(at_call))
+    assert end_state(run("pruned_experts", tmp_path / "parts", workers=2)) == expected

@@ -1,0 +1,178 @@
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from builders import (
+    PARTICIPANTS,
+    PLAIN,
+    Backwards,
+    Spy,
+    run_algorithm,
+    run_spied,
+    started,
+    tiny_federation,
+    tiny_setting,
+)
+from fedmoe import wire
+from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.algorithms.catalog import CATALOG
+from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
+from fedmoe.engines.coordinator import Coordinator, Transport
+from fedmoe.engines.manifest import Manifest
+from fedmoe.errors import ConfigError, RunError
+from fedmoe.vocabulary import ClientId, Tree
+
+
+def make(clients_per_round: int | None = None) -> Algorithm:
+    return fedavg(FedAvgConfig(), tiny_setting(clients_per_round=clients_per_round))
+
+
+def coordinator(transport: Transport, algorithm: Algorithm | None = None, **options: Any) -> Coordinator:
+    chosen = {"seed": 0, "rounds": 2, "cohort_size": 3, "manifest": Manifest(), **options}
+    return Coordinator(algorithm or make(), tiny_federation(), transport, **chosen)
+
+
+class Recorder:
+    """A transport that keeps frames and answers each with its clients."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+
+    def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+        self.frames += frames
+        yield from ((i, wire.pack({"clients": wire.unpack(f)[0]["clients"]})) for i, f in enumerate(frames))
+
+
+# Cohorts
+
+
+def test_cohorts_are_clients_with_equal_keys_in_the_order_of_ids() -> None:
+    broadcasts = {client: Broadcast({"w": torch.zeros(1 + client % 2)}) for client in (4, 1, 3, 0, 2, 6)}
+    exchange = make().round[0]._replace(cohort_key=lambda b: len(b.model["w"]))
+    cohorts = [cohort.clients for cohort in coordinator(Recorder()).cohorts(broadcasts, exchange)]
+    assert cohorts == [[0, 2, 4], [6], [1, 3]]
+
+
+def test_workers_change_neither_cohorts_nor_frames(tmp_path: Path) -> None:
+    frames = []
+    for workers in (1, 3):
+        _, spy = run_spied(make(), tiny_federation(), tmp_path / str(workers), workers=workers, cohort_size=2)
+        frames.append(spy.received)
+    assert frames[0] == frames[1]
+
+
+# Frames
+
+
+def sent_in_one_frame(broadcasts: dict[ClientId, Tree]) -> tuple[dict[str, Any], list[bytes]]:
+    recorder = Recorder()
+    exchange = make().delivery[-1]._replace(cohort_key=lambda _: 0)
+    driver = coordinator(recorder, make()._replace(delivery=(exchange,)), cohort_size=9)
+    list(driver._on_cohorts({"do": "personalize"}, broadcasts))
+    (frame,) = recorder.frames
+    return wire.unpack(frame)
+
+
+def test_a_shared_broadcast_is_sent_once() -> None:
+    one, other = torch.zeros(2), torch.ones(2)
+    header, blobs = sent_in_one_frame({0: Broadcast({"w": one}), 1: Broadcast({"w": other}), 2: Broadcast({"w": one})})
+    assert header["which"] == [0, 1, 0]
+    assert len(blobs) == 2
+
+
+def test_the_same_tensor_under_another_name_is_another_broadcast() -> None:
+    """Experts that start as one and the same: a client that holds the second is not sent the first."""
+    start = torch.zeros(2)
+    header, blobs = sent_in_one_frame({0: Broadcast({"0": start}), 1: Broadcast({"1": start})})
+    assert [set(wire.decode_named(blobs[which])) for which in header["which"]] == [{"model/0"}, {"model/1"}]
+
+
+# Rounds
+
+
+def test_a_round_without_any_good_update_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+    algorithm = make()
+    server = algorithm.init_server(0)
+    with started(algorithm, tiny_federation(), tmp_path / "store") as transport:
+        after, record = coordinator(Garbled(transport, PARTICIPANTS)).run_round(server, 1)
+    assert after is server
+    assert record.refused == len(PARTICIPANTS)
+
+
+class Garbled:
+    """A transport on whose way the updates of some clients become noise."""
+
+    def __init__(self, inner: Transport, clients: Sequence[ClientId]) -> None:
+        self.inner, self.clients = inner, clients
+
+    def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+        for index, answer in self.inner.run(frames):
+            header, blobs = wire.unpack(answer)
+            for client in set(self.clients) & set(header["clients"]):
+                blobs[2 * header["clients"].index(client)] = b"noise"
+            yield index, wire.pack(header, blobs)
+
+
+def test_what_is_no_message_is_refused_and_the_round_goes_on(tmp_path: Path) -> None:
+    algorithm = make()
+    with started(algorithm, tiny_federation(), tmp_path / "store") as transport:
+        driver = coordinator(Garbled(transport, [PLAIN]))
+        _, record = driver.run_round(algorithm.init_server(0), 1)
+    assert record.refused == 1
+    (refusal,) = driver.manifest.refused
+    assert refusal["client"] == PLAIN
+    assert "not safetensors" in refusal["reason"]
+
+
+def test_refusals_are_in_the_order_of_ids_whoever_answered_first(tmp_path: Path) -> None:
+    outcome = run_algorithm(
+        make(), tiny_federation(), tmp_path / "store", rounds=1, cohort_size=1, max_update_norm=1e-6, through=Backwards
+    )
+    assert [one["client"] for one in outcome.manifest["refused"]] == list(PARTICIPANTS)
+
+
+def test_an_update_beyond_the_norm_bound_is_refused(tmp_path: Path) -> None:
+    outcome = run_algorithm(make(), tiny_federation(), tmp_path / "store", rounds=1, max_update_norm=1e-6)
+    assert [one["client"] for one in outcome.manifest["refused"]] == list(PARTICIPANTS)
+    assert all("max_update_norm" in one["reason"] for one in outcome.manifest["refused"])
+
+
+def test_an_error_that_the_user_can_mend_travels_back(tmp_path: Path) -> None:
+    def broken(*_: Any) -> Any:
+        raise ConfigError("training.batch_size is odd. Make it even.")
+
+    algorithm = make()
+    algorithm = algorithm._replace(round=(algorithm.round[0]._replace(local_update=broken),))
+    with (
+        pytest.raises(ConfigError, match="Make it even"),
+        started(algorithm, tiny_federation(), tmp_path / "store", workers=2) as transport,
+    ):
+        coordinator(transport, algorithm).run_round(algorithm.init_server(0), 1)
+
+
+def test_more_clients_than_opted_in_cannot_be_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="clients_per_round=5, but only 4 clients opted in"):
+        run_algorithm(make(5), tiny_federation(), tmp_path / "store")
+
+
+def test_nothing_to_release_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nothing to release"):
+        run_algorithm(make(), tiny_federation(), tmp_path / "store", release=True)
+
+
+def test_personalised_clients_are_not_trained_again(tmp_path: Path) -> None:
+    entry = CATALOG["fine_tuned"]
+    algorithm = entry.factory(entry.config(), tiny_setting())
+    with started(algorithm, tiny_federation(), tmp_path / "store") as transport:
+        spy = Spy(transport)
+        driver = coordinator(spy, algorithm)
+        kept = driver.deliver(algorithm.init_server(0), range(7))
+        begun = driver.personalize(kept)
+        assert next(begun) == []
+        finished = next(begun)
+        assert next(iter(list(driver.personalize(kept)))) == finished
+        trained = [sent.asked["clients"] for sent in spy.sent if sent.asked["do"] == "personalize"]
+    assert sorted(client for cohort in trained for client in cohort) == list(range(7))

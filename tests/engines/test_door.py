@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from fedmoe.algorithms.fedavg import Broadcast, Update
+from fedmoe.engines.door import fault_in_report, fault_in_update
+from fedmoe.vocabulary import Tensors
+
+SENT = Broadcast({"weight": torch.zeros(2, 2), "bias": torch.zeros(2)})
+EXPECTED = Update(SENT.model, torch.zeros(()))
+GOOD = {"model/weight": torch.ones(2, 2), "model/bias": torch.zeros(2), "num_examples": torch.tensor(3.0)}
+
+
+def fault(changes: Tensors, max_norm: float | None = None, *, without: str = "") -> str | None:
+    update = {name: tensor for name, tensor in {**GOOD, **changes}.items() if name != without}
+    return fault_in_update(update, EXPECTED, SENT, max_norm)
+
+
+def test_a_good_update_comes_in() -> None:
+    assert fault({}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gate/weight": torch.zeros(1)}, "it holds 'gate/weight', which is not declared"),
+        ({"model/bias": torch.zeros(3)}, r"model/bias is torch.float32 (3,), not torch.float32 (2,)"),
+        ({"model/bias": torch.zeros(2, dtype=torch.float64)}, "torch.float64"),
+        ({"model/bias": torch.tensor([0.0, torch.nan])}, "model/bias holds NaN or infinity"),
+        ({"num_examples": torch.tensor(torch.inf)}, "num_examples holds NaN or infinity"),
+    ],
+)
+def test_a_bad_update_is_refused_with_the_reason(changes: Tensors, reason: str) -> None:
+    assert reason in (fault(changes) or "")
+
+
+def test_a_missing_tensor_is_named() -> None:
+    assert fault({}, without="model/bias") == "it lacks 'model/bias'"
+
+
+def test_the_first_fault_by_name_is_told() -> None:
+    bad = torch.full((2,), torch.nan)
+    backwards = {"num_examples": torch.tensor(torch.nan), "model/weight": torch.ones(2, 2), "model/bias": bad}
+    assert (fault_in_update(backwards, EXPECTED, SENT, None) or "").startswith("model/bias")
+
+
+def test_an_update_may_move_as_far_as_the_bound_and_no_further() -> None:
+    """The change is 1 in four weights: norm 2. Counts are no part of it."""
+    assert fault({}, max_norm=2.0) is None
+    assert "norm 2, above schedule.max_update_norm=1.9" in (fault({}, max_norm=1.9) or "")
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        ({"loss": torch.tensor(1.0), "age": torch.tensor(42.0)}, "its report holds 'age', which is not declared"),
+        ({"loss": torch.tensor(torch.nan)}, "its report of loss is not finite"),
+        ({"loss": torch.zeros(1000)}, "its report of loss has shape (1000,)"),
+        ({}, "its report lacks 'loss'"),
+    ],
+)
+def test_a_bad_report_is_refused_with_the_reason(report: Tensors, reason: str) -> None:
+    assert reason in (fault_in_report(report, ("loss",)) or "")
+
+
+def test_a_good_report_comes_in() -> None:
+    assert fault_in_report({"loss": torch.tensor(1.0)}, ("loss",)) is None

@@ -1,0 +1,111 @@
+import multiprocessing
+import os
+import select
+import signal
+from typing import Any
+
+import pytest
+
+from fedmoe.engines.embedded import Forked, InProcess, start
+from fedmoe.errors import RunError
+
+PATIENCE = 20.0  # seconds: a bound, not a delay
+
+
+class Echo:
+    """Stands where a Worker would: answers a frame with itself, unless the frame says how to die."""
+
+    def handle(self, frame: bytes) -> bytes:
+        if frame.startswith(b"exit"):
+            os._exit(int(frame[4:]))
+        if frame == b"kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return frame
+
+
+def forked(num_workers: int) -> Forked:
+    return Forked(Echo(), num_workers)  # type: ignore[arg-type]
+
+
+class Lifeline:
+    """A pipe that every process forked meanwhile holds open: it ends when the last of them does."""
+
+    def __enter__(self) -> "Lifeline":
+        self.reader, self.writer = os.pipe()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.reader)
+
+    def all_ended(self) -> bool:
+        os.close(self.writer)
+        ready, _, _ = select.select([self.reader], [], [], PATIENCE)
+        return bool(ready)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_every_frame_is_answered_under_its_index(num_workers: int) -> None:
+    frames = [f"frame {index}".encode() for index in range(7)]
+    with start(Echo(), num_workers) as transport:  # type: ignore[arg-type]
+        answers = dict(transport.run(frames))
+        assert list(transport.run([])) == []
+    assert answers == dict(enumerate(frames))
+
+
+def test_one_worker_needs_no_process() -> None:
+    assert isinstance(start(Echo(), 1), InProcess)  # type: ignore[arg-type]
+    assert isinstance(start(Echo(), 2), Forked)  # type: ignore[arg-type]
+
+
+def test_a_large_frame_passes() -> None:
+    frame = os.urandom(3_000_000)
+    with forked(2) as transport:
+        assert dict(transport.run([frame, frame])) == {0: frame, 1: frame}
+
+
+@pytest.mark.parametrize(("order", "code"), [(b"exit3", "exit code 3"), (b"kill", "exit code -9")])
+def test_the_death_of_a_worker_is_told(order: bytes, code: str) -> None:
+    with pytest.raises(RunError, match=code), forked(2) as transport:
+        list(transport.run([b"fine", order, b"fine", b"fine"]))
+
+
+def test_a_worker_that_died_between_two_calls_is_told() -> None:
+    with pytest.raises(RunError, match="exit code -15"), forked(2) as transport:
+        list(transport.run([b"fine", b"fine"]))
+        transport._processes[0].terminate()
+        transport._processes[0].join(PATIENCE)
+        list(transport.run([b"fine", b"fine"]))
+
+
+def test_workers_leave_with_the_engine() -> None:
+    with Lifeline() as lifeline:
+        with forked(3) as transport:
+            list(transport.run([b"fine"] * 3))
+        assert lifeline.all_ended()
+
+
+def test_workers_leave_after_an_error() -> None:
+    with Lifeline() as lifeline:
+        with pytest.raises(ZeroDivisionError), forked(3) as transport:
+            next(transport.run([b"fine"] * 9))
+            raise ZeroDivisionError
+        assert lifeline.all_ended()
+
+
+def test_workers_leave_when_the_engine_is_killed() -> None:
+    def engine(ready: Any) -> None:
+        with forked(3) as transport:
+            list(transport.run([b"fine"] * 3))
+            ready.send_bytes(b"working")
+            signal.pause()
+
+    fork = multiprocessing.get_context("fork")
+    with Lifeline() as lifeline:
+        ours, theirs = fork.Pipe()
+        process = fork.Process(target=engine, args=(theirs,))
+        process.start()
+        assert ours.poll(PATIENCE)
+        process.kill()
+        process.join(PATIENCE)
+        assert process.exitcode == -signal.SIGKILL
+        assert lifeline.all_ended()

@@ -1,0 +1,192 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmoe.build import build_split
+from fedmoe.clients.federation import Federation, federation_from_split
+from fedmoe.clients.opt_out import opt_out
+from fedmoe.config import parse_config
+from fedmoe.data.dataset import Dataset, Table
+from fedmoe.errors import ConfigError
+from fedmoe.partition.domains import label_permutations, mixed_angles, permute_labels, turn, turn_each
+from fedmoe.partition.draw import domain_transform
+from fedmoe.partition.split import Split
+
+SIZES = {
+    "num_clients": 12,
+    "num_unseen": 5,
+    "train_size": 6,
+    "validation_size": 3,
+    "test_size": 5,
+    "global_test_size": 20,
+}
+
+
+def tiny_dataset(shape: tuple[int, ...] = (1, 6, 6)) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    tables = [
+        Table(torch.rand(rows, *shape, generator=generator), torch.arange(rows) % 5, {"user": torch.arange(rows) % 9})
+        for rows in (400, 100)
+    ]
+    return Dataset("tiny", *tables, tuple("abcde"))
+
+
+def drawn(table: dict, dataset: Dataset | None = None, seed: int = 0) -> tuple[Federation, Split, Dataset]:
+    dataset = dataset or tiny_dataset()
+    config = parse_config({"split": table, "seed": seed})
+    split = build_split(config, dataset)
+    opted = opt_out(split, dataset.train, seed=seed)
+    transform = domain_transform(config.split, split, dataset.num_classes, seed)
+    return federation_from_split(dataset, split, opted, transform), split, dataset
+
+
+class TestTurn:
+    @pytest.mark.parametrize("quarters", range(-4, 9))
+    def test_quarter_turns_are_exact(self, quarters):
+        images = torch.rand(3, 2, 5, 5)
+        assert torch.equal(turn(images, 90 * quarters), torch.rot90(images, quarters % 4, (2, 3)))
+
+    @pytest.mark.parametrize("angle", [90, 180, 270, 360])
+    def test_bilinear_turns_join_the_exact_ones(self, angle):
+        images = torch.rand(2, 1, 8, 8)
+        assert torch.allclose(turn(images, angle + 1e-3), turn(images, angle), atol=1e-2)
+
+    @given(angle=st.floats(0.5, 720), background=st.floats(-1, 1))
+    @settings(max_examples=30, deadline=None)
+    def test_the_background_stays_and_values_stay_in_range(self, angle, background):
+        flat = torch.full((1, 1, 7, 7), background)
+        assert torch.allclose(turn(flat, angle), flat, atol=1e-5)
+        spot = flat.clone()
+        spot[0, 0, 3, 3] = 1.0
+        turned = turn(spot, angle)
+        assert turned[0, 0, 3, 3] == pytest.approx(1.0, abs=1e-4)
+        assert turned.min() >= background - 1e-5 and turned.max() <= 1 + 1e-5
+
+    def test_two_eighths_are_nearly_a_quarter(self):
+        row = torch.linspace(-1, 1, 16)
+        image = torch.exp(-4 * ((row[:, None] - 0.2) ** 2 + 2 * row[None] ** 2))[None, None]
+        twice = turn(turn(image, 45), 45)
+        assert (twice - turn(image, 90)).abs().max() < 0.1 < (image - turn(image, 90)).abs().max()
+
+    def test_each_image_by_its_own_angle(self):
+        images = torch.rand(4, 1, 5, 5)
+        turned = turn_each(images, np.array([0, 3, 1, 3]), 4)
+        for image, one, quarters in zip(images, turned, [0, 3, 1, 3], strict=True):
+            assert torch.equal(one, torch.rot90(image, quarters, (1, 2)))
+
+
+class TestPermutations:
+    @given(num_classes=st.integers(3, 12), number=st.integers(1, 6), seed=st.integers(0, 2**40))
+    @settings(max_examples=40, deadline=None)
+    def test_they_differ_and_the_first_is_as_it_was(self, num_classes, number, seed):
+        orders = label_permutations(number, num_classes, seed)
+        assert (np.sort(orders, axis=1) == np.arange(num_classes)).all()
+        assert (orders[0] == np.arange(num_classes)).all()
+        assert len({order.tobytes() for order in orders}) == number
+
+    def test_all_there_are_can_be_had(self):
+        assert len({order.tobytes() for order in label_permutations(24, 4, seed=0)}) == 24
+
+    def test_labels_are_renamed(self):
+        assert permute_labels(torch.tensor([2, 0]), torch.tensor([1, 2, 0])).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("alpha", [{}, {"alpha": 0.5}])
+def test_clients_see_their_angle_and_the_global_test_is_as_it_was(alpha):
+    federation, split, dataset = drawn({"kind": "rotation", "num_angles": 4, **SIZES, **alpha})
+    assert np.bincount(split.domains[:12]).tolist() == [3] * 4 and len(split.domains) == 17
+    assert sorted(np.bincount(split.domains[12:], minlength=4)) == [1, 1, 1, 2]
+    for client in range(17):
+        records, angle = federation.load(client), 90 * int(split.domains[client])
+        for part, table, shards in (
+            (records.train, dataset.train, split.train),
+            (records.validation, dataset.train, split.validation),
+            (records.test, dataset.test, split.test),
+        ):
+            rows = torch.from_numpy(shards.of(client))
+            assert torch.equal(part.x, turn(table.x[rows], angle)) and torch.equal(part.y, table.y[rows])
+    assert torch.equal(federation.global_test.x, dataset.test.x[torch.from_numpy(split.global_test)])
+
+
+def test_a_client_may_mix_angles_by_chances_of_its_own():
+    federation, split, dataset = drawn({"kind": "rotation", "num_angles": 4, "angle_alpha": 0.5, **SIZES})
+    for client in range(3):
+        steps = mixed_angles(client, 6, 4, 0.5, seed=0)
+        stored = dataset.train.x[torch.from_numpy(split.train.of(client))]
+        assert torch.equal(federation.load(client).train.x, turn_each(stored, steps, 4))
+    shares = [np.bincount(mixed_angles(c, 500, 8, 1.0, seed=0), minlength=8) / 500 for c in range(100)]
+    assert np.abs(np.mean(shares, axis=0) - 1 / 8).max() < 0.05 and np.std(shares) > 0.08
+
+
+def test_clients_name_labels_their_way_and_the_global_test_is_as_it_was():
+    federation, split, dataset = drawn({"kind": "permutation", "num_permutations": 3, **SIZES})
+    orders = label_permutations(3, 5, seed=0)
+    for client in range(17):
+        stored = dataset.train.y[torch.from_numpy(split.train.of(client))].numpy()
+        records = federation.load(client)
+        assert (records.train.y.numpy() == orders[split.domains[client]][stored]).all()
+        assert torch.equal(records.train.x, dataset.train.x[torch.from_numpy(split.train.of(client))])
+    assert torch.equal(federation.global_test.y, dataset.test.y[torch.from_numpy(split.global_test)])
+
+
+def test_a_split_with_domains_survives_its_file(tmp_path):
+    _, split, _ = drawn({"kind": "rotation", **SIZES})
+    split.save(tmp_path / "split.safetensors")
+    assert Split.load(tmp_path / "split.safetensors").digest == split.digest
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"kind": "majority", **SIZES},
+        {"kind": "dirichlet", **SIZES},
+        {"kind": "k_labels", "labels_per_client": 2, **SIZES},
+        {"kind": "size_skew", **SIZES},
+        {"kind": "rotation", **SIZES},
+        {"kind": "permutation", **SIZES},
+        {"kind": "natural", "field": "user", "global_test_size": 20},
+    ],
+)
+def test_every_kind_can_be_asked_for_and_follows_the_seed(table):
+    _, split, _ = drawn(table)
+    assert split.digest == drawn(table)[1].digest != drawn(table, seed=1)[1].digest
+
+
+def test_pachinko_reads_the_coarse_field():
+    plain = tiny_dataset()
+    tables = [Table(t.x, t.y, {"coarse": t.y // 2}) for t in (plain.train, plain.test)]
+    found = drawn({"kind": "pachinko", **SIZES}, Dataset("tiny", *tables, tuple("abcde")))[1]
+    assert (found.train.sizes == 6).all()
+
+
+@pytest.mark.parametrize(
+    ("table", "shape", "message"),
+    [
+        ({"kind": "rotation", "num_angles": 0}, (1, 6, 6), r"split\.num_angles=0 is below 1"),
+        ({"kind": "rotation", "angle_alpha": 0.0}, (1, 6, 6), r"split\.angle_alpha=0\.0 is not a positive"),
+        ({"kind": "rotation", "alpha": -1.0}, (1, 6, 6), r"split\.alpha=-1\.0 is not a positive"),
+        ({"kind": "rotation"}, (1, 6, 5), r"split\.kind='rotation' turns square images.*\(1, 6, 5\)"),
+        ({"kind": "rotation"}, (8,), r"split\.kind='rotation' turns square images"),
+        ({"kind": "permutation", "num_permutations": 121}, (8,), r"split\.num_permutations=121 is more than the 120"),
+        ({"kind": "permutation", "num_permutations": 0}, (8,), r"split\.num_permutations=0 is below 1"),
+        ({"kind": "pachinko"}, (8,), r"split\.kind='pachinko' needs the field 'coarse', but.*label, user"),
+        ({"kind": "natural", "field": "writer"}, (8,), r"split\.field='writer' needs the field 'writer'"),
+        ({"kind": "natural"}, (8,), r"split\.field: field required"),
+        ({"kind": "naturl"}, (8,), r"split\.kind='naturl' is not known\. Did you mean 'natural'"),
+        ({"kind": "k_labels", "alpha": 1}, (8,), r"'split\.alpha' is not known beside split\.kind='k_labels'"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_value_reason_and_remedy(table, shape, message):
+    sizes = {} if table["kind"] == "natural" else SIZES
+    with pytest.raises(ConfigError, match=message):
+        drawn({**sizes, **table}, tiny_dataset(shape))
+
+
+def test_a_regression_has_no_classes_to_deal_out():
+    table = Table(torch.rand(60, 2), torch.rand(60), {"user": torch.arange(60) % 2})
+    dataset = Dataset("plane", table, table, ())
+    with pytest.raises(ConfigError, match=r"split\.kind='majority' deals out classes.*Use split\.kind='natural'"):
+        drawn(SIZES, dataset)
+    assert drawn({"kind": "natural", "field": "user"}, dataset)[1].num_clients == 2

@@ -1,0 +1,53 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmoe.clients.federation import examples, side_by_side
+from fedmoe.training.inference import CHUNK, clients_of, pad_rows, per_example
+
+
+def cohort(*sizes):
+    return side_by_side([examples(torch.arange(1.0, n + 1)[:, None], torch.zeros(n).long()) for n in sizes])
+
+
+@settings(deadline=None, max_examples=30)
+@given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=4))
+@pytest.mark.parametrize("way", ["looped", "stacked"])
+def test_rows_of_padding_hold_zeros(way, sizes):
+    scale = torch.arange(1.0, len(sizes) + 1)
+    answers = per_example(lambda tree, batch: batch.x * tree["scale"] + 1, {"scale": scale}, cohort(*sizes), way)
+    for s, size in enumerate(sizes):
+        assert answers[s, :size, 0].tolist() == [(s + 1) * n + 1 for n in range(1, size + 1)]
+        assert not answers[s, size:].any()
+
+
+def test_long_clients_are_read_in_pieces():
+    lengths = []
+
+    def spy(_tree, batch):
+        lengths.append(len(batch))
+        return batch.x
+
+    data = cohort(2 * CHUNK + 3)
+    assert torch.equal(per_example(spy, {}, data, "looped"), data.x)
+    assert lengths == [CHUNK, CHUNK, 3]
+
+
+def test_tensors_beside_the_examples_go_along():
+    data = cohort(2, 3)
+    data = data._replace(extra={"answer": data.x * 10})
+    for way in ("looped", "stacked"):
+        sums = per_example(lambda _tree, batch: batch.x + batch.extra["answer"], {}, data, way)
+        assert sums[1, :, 0].tolist() == [11, 22, 33]
+    assert [one.extra["answer"].shape[0] for one in clients_of(data)] == [2, 3]
+
+
+def test_no_gradient_is_recorded():
+    scale = torch.ones(1, requires_grad=True)
+    for way in ("looped", "stacked"):
+        assert not per_example(lambda tree, batch: batch.x * tree, scale, cohort(2), way).requires_grad
+
+
+def test_ragged_tensors_are_padded_at_the_end():
+    assert pad_rows([torch.tensor([1, 2]), torch.tensor([3])], 3).tolist() == [[1, 2, 0], [3, 0, 0]]

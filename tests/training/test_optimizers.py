@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from fedmoe.training.optimizers import Adam, Sgd, descend, init_slots
+
+PAIRS = [
+    (Sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    (Sgd(0.05, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+    (Adam(1e-2), lambda p: torch.optim.Adam(p, lr=1e-2)),
+    (Adam(1e-3, 0.8, 0.99, 1e-4), lambda p: torch.optim.Adam(p, lr=1e-3, betas=(0.8, 0.99), eps=1e-4)),
+]
+
+
+def reference(make, start, grads):
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = make([parameter])
+    for grad in grads:
+        parameter.grad = grad.clone()
+        optimizer.step()
+        yield parameter.detach().clone()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_every_step_is_the_one_of_torch_optim(ours, theirs):
+    rng = torch.Generator().manual_seed(0)
+    start, grads = torch.randn(2, 7, generator=rng), torch.randn(20, 2, 7, generator=rng)
+    grads[:, :, 0], grads[:, :, 1] = 0, 1e-7  # where Adam's epsilon is all that matters
+    flat, slots = start.clone(), init_slots(ours, start)
+    for step, expected in enumerate(reference(theirs, start, grads), 1):
+        descend(ours, flat, grads[step - 1], slots, step)
+        torch.testing.assert_close(flat, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_clients_at_different_step_counts_step_as_if_alone(ours, theirs):
+    """Client 1 joins at step 6: its bias correction starts with its own first step."""
+    rng = torch.Generator().manual_seed(1)
+    start, grads = torch.randn(2, 5, generator=rng), torch.randn(15, 2, 5, generator=rng)
+    grads[:, :, 0], grads[:, :, 1] = 0, 1e-7
+    flat, slots = start.clone(), init_slots(ours, start)
+    for step in range(1, 16):
+        rows = [0] if step < 6 else [0, 1]
+        part, held = flat[rows], {name: slot[rows] for name, slot in slots.items()}
+        descend(ours, part, grads[step - 1][rows], held, torch.tensor([[step], [step - 5]])[rows])
+        flat[rows] = part
+        for name, slot in held.items():
+            slots[name][rows] = slot
+    for s, taken in ((0, grads[:, 0]), (1, grads[5:, 1])):
+        *_, expected = reference(theirs, start[s], taken)
+        torch.testing.assert_close(flat[s], expected, rtol=1e-6, atol=1e-6)
