@@ -42,7 +42,8 @@ def own(shape=(4,), classes=3):
 
 
 def test_a_config_makes_the_federation_it_describes(dataset):
-    federation, split, _ = build.build_federation(config(seed=3))
+    federation, split, *_ = build.build_federation(config(seed=3))
+    assert split is not None
     assert (federation.num_clients, federation.num_unseen, federation.num_classes) == (4, 1, 4)
     assert federation.participants.tolist() == [0, 1, 2, 3]
     assert [len(part.y) for part in federation.load(2)[:3]] == [10, 5, 5]
@@ -61,7 +62,7 @@ def test_the_kind_of_split_is_the_one_asked_for(dataset):
 
 def test_opt_out_goes_by_client_rule_lot_and_mask(dataset, tmp_path):
     np.savez(tmp_path / "masks.npz", **{"1": np.array([True, False] * 5)})
-    federation, _, _ = build.build_federation(
+    federation, *_ = build.build_federation(
         config(
             opt_out={
                 "clients": [0],
@@ -75,7 +76,7 @@ def test_opt_out_goes_by_client_rule_lot_and_mask(dataset, tmp_path):
     mask = torch.tensor([True, False] * 5)
     assert torch.equal(federation.load(1).train_opted_in, mask & (federation.load(1).train.y != 2))
     assert torch.equal(federation.load(3).validation_opted_in, federation.load(3).validation.y != 2)
-    quarter, _, _ = build.build_federation(config(opt_out={"client_fraction": 0.5, "record_fraction": 0.2}))
+    quarter, *_ = build.build_federation(config(opt_out={"client_fraction": 0.5, "record_fraction": 0.2}))
     assert len(quarter.participants) == 2
     assert all(int(quarter.load(int(client)).train_opted_in.sum()) == 8 for client in quarter.participants)
 

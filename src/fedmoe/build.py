@@ -1,6 +1,7 @@
 """Config -> parts: the federation, the models, the algorithm. A node of a real deployment calls it too."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,11 +9,15 @@ from numpy.typing import NDArray
 from fedmoe.algorithms.algorithm import Algorithm, Setting
 from fedmoe.algorithms.catalog import find
 from fedmoe.clients.federation import Federation, federation_from_split
-from fedmoe.clients.opt_out import opt_out
+from fedmoe.clients.lazy import generated_federation
+from fedmoe.clients.opt_out import OptOut, opt_out
+from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.config import ExperimentConfig, OptOutConfig
 from fedmoe.data.dataset import Dataset
+from fedmoe.data.lexicon import limit_vocabulary
+from fedmoe.data.npz import load_npz_folder
 from fedmoe.data.sources import load_dataset
-from fedmoe.errors import DataError
+from fedmoe.errors import ConfigError, DataError
 from fedmoe.models.catalog import build_model
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
@@ -26,11 +31,40 @@ def build_split(config: ExperimentConfig, dataset: Dataset) -> Split:
     return draw_split(config.split, dataset, config.seed)
 
 
-def build_federation(config: ExperimentConfig) -> tuple[Federation, Split, Dataset]:
+class Built(NamedTuple):
+    """A federation, and what can be shown of it: the split and class counts where there is one data set to split."""
+
+    federation: Federation
+    split: Split | None = None
+    class_counts: NDArray[np.int64] | None = None
+    class_names: tuple[str, ...] = ()
+
+
+def build_federation(config: ExperimentConfig) -> Built:
+    if config.data.name == "npz":
+        return Built(_federation_of_folder(config))
+    if config.data.name == "generated":
+        sizes = config.split.model_dump(exclude={"kind", "share", "pairs"})
+        if config.split.kind != "majority" or config.opt_out != OptOutConfig():
+            raise ConfigError(
+                "data.name='generated' makes clients with two favourite classes and no opt-out: "
+                "use split.kind='majority' and leave opt_out away."
+            )
+        return Built(generated_federation(**sizes, seed=config.seed))
     dataset = load_dataset(config.data.name, config.data.folder)
     split = build_split(config, dataset)
+    opted = build_opt_out(config, split, dataset)
+    if dataset.lexicon is not None:
+        dataset = limit_vocabulary(dataset, _shared_rows(split, opted), config.data.vocabulary_size)
+    transform = domain_transform(config.split, split, dataset.num_classes, config.seed)
+    federation = federation_from_split(dataset, split, opted, transform)
+    counts = split.class_counts(dataset.train.y.numpy(), dataset.num_classes) if dataset.num_classes else None
+    return Built(federation, split, counts, dataset.class_names)
+
+
+def build_opt_out(config: ExperimentConfig, split: Split, dataset: Dataset) -> OptOut:
     chosen = config.opt_out
-    opted = opt_out(
+    return opt_out(
         split,
         dataset.train,
         client_fraction=chosen.client_fraction,
@@ -40,14 +74,38 @@ def build_federation(config: ExperimentConfig) -> tuple[Federation, Split, Datas
         masks=_read_masks(chosen),
         seed=config.seed,
     )
-    transform = domain_transform(config.split, split, dataset.num_classes, config.seed)
-    return federation_from_split(dataset, split, opted, transform), split, dataset
+
+
+def _shared_rows(split: Split, opted: OptOut) -> NDArray[np.int64]:
+    """Training rows whose words may be known to everyone: opted in, and not of a client that never takes part."""
+    trains = np.arange(len(split.train.rows)) < split.train.offsets[split.num_clients]
+    rows: NDArray[np.int64] = split.train.rows[opted.train_opted_in & trains]
+    return rows
+
+
+def _federation_of_folder(config: ExperimentConfig) -> Federation:
+    """One file per client. Whole clients opt out by their place in the order of file names."""
+    if config.data.folder is None:
+        raise ConfigError("data.name='npz' needs data.folder: a folder with one .npz file (x, y) per client.")
+    chosen = config.opt_out
+    if chosen != OptOutConfig(clients=chosen.clients):
+        raise ConfigError("with data.name='npz' only opt_out.clients works; for records use federation_from_clients.")
+    clients = load_npz_folder(config.data.folder)
+    names = list(clients)
+    strangers = [number for number in chosen.clients if not 0 <= number < len(names)]
+    if strangers:
+        raise ConfigError(f"opt_out.clients={strangers[0]}, but the clients are numbered 0 to {len(names) - 1}.")
+    return federation_from_clients(clients, opted_out={names[n]: True for n in chosen.clients}, seed=config.seed)
 
 
 def build_networks(
     config: ModelConfig, federation: Federation, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
 ) -> tuple[Network, Network]:
     """The user's modules, or those of the config. The gate is the same network with one output (Listo Zec et al.)."""
+    if not federation.num_classes:
+        raise ConfigError(
+            "these data are a regression; the algorithms so far are for classification. Choose other data."
+        )
     shape, classes, words = federation.input_shape, federation.num_classes, federation.vocabulary_size
     networks = (
         Network(expert or (lambda: build_model(config, shape, classes, words)), "expert"),

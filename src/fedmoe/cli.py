@@ -10,13 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedmoe import display
+from fedmoe.build import build_federation
 from fedmoe.comparison import compare_events, members
 from fedmoe.config import ExperimentConfig, read_config
+from fedmoe.data.download import get
 from fedmoe.data.sources import data_folder, list_sources
-from fedmoe.errors import FedmoeError
+from fedmoe.errors import ConfigError, FedmoeError
 from fedmoe.experiment import Result, Stopped, run_events
 from fedmoe.interrupts import stop_on_signals
-from fedmoe.report.figures import trade_off
+from fedmoe.report.figures import class_counts, trade_off
 from fedmoe.storage.files import write_atomically
 from fedmoe.storage.rundir import read_results
 
@@ -97,6 +99,40 @@ def data_list(
     Example: fedmoe data list --folder ~/data
     """
     console.print(display.data_table(list_sources(folder), data_folder(folder)))
+
+
+@data_app.command(name="get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A name of `fedmoe data list`.")],
+    folder: Annotated[Path | None, typer.Option(help="Where to put it. Default: $FEDMOE_DATA.")] = None,
+) -> None:
+    """Download a data set from its publisher, with checksum; a broken download goes on where it stopped.
+
+    Example: fedmoe data get cifar10 --folder ~/data
+    """
+    with display.DownloadProgress(console) as progress:
+        home = get(name, folder, progress.show)
+    console.print(f"{name} is in [bold]{escape(str(home))}[/bold]")
+
+
+@data_app.command(name="show")
+def data_show(
+    config: ConfigPath,
+    changes: Changes = None,
+    picture: Annotated[Path | None, typer.Option(help="Also write the class counts as an SVG picture.")] = None,
+) -> None:
+    """Draw the split of a config: class counts per client, sizes, and how much clients overlap.
+
+    Example: fedmoe data show configs/digits.toml --picture split.svg
+    """
+    built = build_federation(_read(config, changes, None))
+    if built.split is None or built.class_counts is None:
+        raise ConfigError("this config has no split of one labelled data set to draw.")
+    console.print(display.split_table(built.class_counts, built.class_names, built.split.num_clients))
+    console.print(display.split_facts(built.split, built.class_counts))
+    if picture:
+        write_atomically(picture, class_counts(built.class_counts.tolist(), list(built.class_names)).encode())
+        console.print(f"Picture: [bold]{escape(str(picture))}[/bold]")
 
 
 def _read(config: Path, changes: list[str] | None, workers: int | None) -> ExperimentConfig:

@@ -35,6 +35,7 @@ class Section(BaseModel):
 class DataConfig(Section):
     name: str = "digits"
     folder: Path | None = None  # default: the environment variable FEDMOE_DATA
+    vocabulary_size: PositiveInt = 20_000  # of word-level text: ids that a model knows, made from opted-in text only
 
 
 class Rule(Section):
@@ -114,6 +115,11 @@ class ExperimentConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
     compare: tuple[str | AlgorithmChoice, ...] = ("fedavg", "local_only", "fine_tuned", "specialist_mixture")
+
+    @model_validator(mode="after")
+    def _compared_are_known(self) -> "ExperimentConfig":
+        self.choices()
+        return self
 
     def choices(self) -> list[AlgorithmChoice]:
         """What `fedmoe compare` trains, one after the other."""

@@ -5,22 +5,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.table import Table
 from rich.text import Text
 
+from fedmoe.data.fetch import Progress as Fetched
 from fedmoe.data.sources import SourceStatus
 from fedmoe.engines.coordinator import RoundRecord
 from fedmoe.evaluation.summary import summarise
 from fedmoe.experiment import Advanced, Event, Started
+from fedmoe.partition.split import Split
 from fedmoe.report.html import render
 
 
@@ -111,6 +117,63 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
 
 def html_report(results: Sequence[dict[str, Any]], title: str) -> str:
     return render(list(results), title, summarise(results))
+
+
+class DownloadProgress:
+    """One bar per file."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._progress = Progress(*columns, console=console)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "DownloadProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def show(self, state: Fetched) -> None:
+        if state.file not in self._tasks:
+            self._tasks[state.file] = self._progress.add_task(state.file, total=state.expected)
+        self._progress.update(self._tasks[state.file], completed=state.received, total=state.expected)
+
+
+def split_table(counts: NDArray[np.int64], class_names: Sequence[str], num_clients: int) -> Table:
+    """Training examples per client and class, darker is more; at most forty clients and forty classes."""
+    shown, names = counts[:40, :40], list(class_names)[:40]
+    table = Table(title=f"training examples: {len(counts)} clients, {counts.shape[1]} classes", pad_edge=False)
+    table.add_column("client", justify="right")
+    for name in names:
+        table.add_column(name[:6], justify="right")
+    table.add_column("all", justify="right")
+    for client, row in enumerate(shown):
+        label = str(client) if client < num_clients else f"{client} unseen"
+        table.add_row(label, *(_shade(n, int(shown.max())) for n in row), str(counts[client].sum()))
+    return table
+
+
+def _shade(count: int, largest: int) -> str:
+    share = count / max(largest, 1)
+    style = "dim" if share < 0.1 else "bold" if share > 0.5 else "default"
+    return f"[{style}]{count or '·'}[/{style}]"
+
+
+def split_facts(split: Split, counts: NDArray[np.int64]) -> str:
+    """Sizes, and the overlap of clients: the mean over pairs of the sum over classes of the smaller share."""
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    some = shares[np.linspace(0, len(shares) - 1, min(len(shares), 200)).astype(int)]
+    pairs = np.minimum(some[:, None], some[None]).sum(-1)[np.triu_indices(len(some), 1)]
+    overlap = f"{pairs.mean():.2f}" if len(pairs) else "–"
+    lines = [
+        f"{name:<11} {part.sizes.min()} to {part.sizes.max()} per client, {part.sizes.sum():,} in all"
+        for name, part in (("train", split.train), ("validation", split.validation), ("own test", split.test))
+    ]
+    lines.append(f"global test {len(split.global_test):,}")
+    return "\n".join(
+        [*lines, f"overlap of clients {overlap} (1: all alike, 0: no class in common)", f"hash {split.digest}"]
+    )
 
 
 def data_table(sources: Sequence[SourceStatus], folder: Path | None) -> Table:

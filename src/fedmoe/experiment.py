@@ -107,7 +107,7 @@ def run_events(
     with run.opened():
         federation, facts = _federation(config, federation, run)
         networks = build.build_networks(config.model, federation, expert, gate)
-        config = _claim(config, networks, run)
+        config = _claim(config, networks, run, federation.digest)
         way = build.resolve_way(config, networks)
         algorithm = build.build_algorithm(config, networks, way)
         yield from _Run(config, run, federation, algorithm, should_stop).events(
@@ -241,23 +241,26 @@ def _federation(
     config: ExperimentConfig, own: Federation | None, run: RunDirectory
 ) -> tuple[Federation, dict[str, Any]]:
     """The user's federation, or the one of the config with its split kept in the run."""
-    if own is not None:
-        return own, {"split_digest": own.digest, "class_counts": [], "class_names": []}
-    federation, split, dataset = build.build_federation(config)
-    split.save(run.split)
-    counts = split.class_counts(dataset.train.y.numpy(), dataset.num_classes)[:200].tolist()
-    return federation, {"split_digest": split.digest, "class_counts": counts, "class_names": list(dataset.class_names)}
+    built = build.Built(own) if own is not None else build.build_federation(config)
+    if built.split is not None:
+        built.split.save(run.split)
+    counts = [] if built.class_counts is None else built.class_counts[:200].tolist()
+    facts = {"split_digest": built.federation.digest, "class_counts": counts, "class_names": list(built.class_names)}
+    return built.federation, facts
 
 
-def _claim(config: ExperimentConfig, networks: tuple[Network, Network], run: RunDirectory) -> ExperimentConfig:
+def _claim(
+    config: ExperimentConfig, networks: tuple[Network, Network], run: RunDirectory, split_digest: str
+) -> ExperimentConfig:
     """Record the config with the way of training that was chosen; a resume uses the recorded way."""
     way = build.resolve_way(config, networks)
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"way": way})})
     table = resolved.model_dump(mode="json")
+    record = {"split_digest": split_digest, "versions": versions()}
     if config.engine.way == "auto" and not (run.path / "config.toml").exists():
-        run.claim({**table, "versions": versions()})
+        run.claim({**table, **record})
         return resolved
-    asked = {**table, "engine": {**table["engine"], "way": config.engine.way}, "versions": versions()}
+    asked = {**table, "engine": {**table["engine"], "way": config.engine.way}, **record}
     recorded = run.claim(asked)
     engine = config.engine.model_copy(update={"way": recorded["engine"]["way"]})
     return config.model_copy(update={"engine": engine})

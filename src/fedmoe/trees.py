@@ -112,5 +112,7 @@ def nested(named: Mapping[str, Tensor]) -> Tree:
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise MessageError(f"{parent!r} is a tensor and a group of tensors at once in {sorted(named)}.")
         node[last] = value
     return tree

@@ -58,10 +58,16 @@ def pack(header: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
 
 
 def unpack(frame: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    (length,) = struct.unpack_from(">Q", frame)
-    head = json.loads(frame[8 : 8 + length])
+    try:
+        (length,) = struct.unpack_from(">Q", frame)
+        head = json.loads(frame[8 : 8 + length])
+        header, sizes = head["header"], head["sizes"]
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise MessageError(f"a frame of {len(frame)} bytes has no readable header: {error}.") from error
     blobs, start = [], 8 + length
-    for size in head["sizes"]:
+    for size in sizes:
         blobs.append(frame[start : start + size])
         start += size
-    return head["header"], blobs
+    if start != len(frame):
+        raise MessageError(f"a frame of {len(frame)} bytes states {start}: it was cut or joined on its way.")
+    return header, blobs

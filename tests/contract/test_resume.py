@@ -111,20 +111,32 @@ class KillingFederation:
 def test_kill_and_resume(name: str, tmp_path: Path) -> None:
     """Killed at a dozen places: in rounds after some private states were written, in delivery, in personalisation."""
     expected = end_state(run(name, tmp_path / "whole", checkpoint_every=2))
-    fork = multiprocessing.get_context("fork")
-    deaths = 0
-    for at_call in (8, 9, 10, 11, 12, 13, 19, 23, 14, 7, 9, 12):
-        process = fork.Process(
-            target=run,
-            args=(name, tmp_path / "parts"),
-            kwargs={"federation": KillingFederation.make(at_call), "checkpoint_every": 2},
-        )
-        process.start()
-        process.join(timeout=30)
-        assert process.exitcode in (-signal.SIGKILL, 0)
-        deaths += process.exitcode != 0
-    assert deaths >= 4
+    codes = [
+        killed_at(at_call, name, tmp_path / "parts", checkpoint_every=2)
+        for at_call in (8, 9, 10, 11, 12, 13, 19, 23, 14, 7, 9, 12)
+    ]
+    assert codes.count(-signal.SIGKILL) >= 4
     assert end_state(run(name, tmp_path / "parts", checkpoint_every=2)) == expected
+
+
+def killed_at(at_call: int, name: str, directory: Path, **options: Any) -> int | None:
+    """The exit code of a process that runs or resumes in `directory`; 0 if it came to the end before its death."""
+    arguments = {"federation": KillingFederation.make(at_call), **options}
+    process = multiprocessing.get_context("fork").Process(target=run, args=(name, directory), kwargs=arguments)
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode in (-signal.SIGKILL, 0)
+    return process.exitcode
+
+
+@pytest.mark.parametrize("name", ["private_expert", "pruned_experts"])
+def test_kill_between_checkpoints_and_resume_with_more_of_them(name: str, tmp_path: Path) -> None:
+    """States of rounds that are run again must not drive out those that they start from."""
+    expected = end_state(run(name, tmp_path / "whole"))
+    assert killed_at({"private_expert": 16, "pruned_experts": 8}[name], name, tmp_path / "parts", checkpoint_every=4)
+    rounds_written = {clock for _, _, clock in read_private(RunDirectory(tmp_path / "parts").private_store)}
+    assert len(rounds_written) >= 2
+    assert end_state(run(name, tmp_path / "parts", checkpoint_every=1)) == expected
 
 
 def test_a_worker_is_killed_and_the_run_resumed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from builders import (
     PARTICIPANTS,
     PLAIN,
     Backwards,
+    Outcome,
     Spy,
     run_algorithm,
     run_spied,
@@ -151,6 +152,18 @@ def test_an_error_that_the_user_can_mend_travels_back(tmp_path: Path) -> None:
         started(algorithm, tiny_federation(), tmp_path / "store", workers=2) as transport,
     ):
         coordinator(transport, algorithm).run_round(algorithm.init_server(0), 1)
+
+
+def test_another_seed_draws_other_clients(tmp_path: Path) -> None:
+    drawn = [
+        clients_of_rounds(run_algorithm(make(2), tiny_federation(), tmp_path / name, seed=seed, rounds=5))
+        for name, seed in (("first", 0), ("again", 0), ("other", 1))
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def clients_of_rounds(outcome: Outcome) -> list[list[ClientId]]:
+    return [record.clients for record in outcome.records]
 
 
 def test_more_clients_than_opted_in_cannot_be_drawn(tmp_path: Path) -> None:

@@ -1,14 +1,11 @@
-"""Federations whose clients are made or read on demand: a million of them cost what the sampled ones cost."""
-
-from collections.abc import Callable
-from pathlib import Path
+"""Federations whose clients are made on demand: a million of them cost what the sampled ones cost."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmoe.clients.federation import Federation, Records, examples
-from fedmoe.errors import ConfigError, DataError
+from fedmoe.errors import ConfigError
 from fedmoe.streams import torch_stream
 from fedmoe.vocabulary import ClientId, Examples
 
@@ -67,44 +64,4 @@ def generated_federation(
         global_test=everyone,
         load=load,
         digest=f"generated:{seed}:{num_clients}:{num_classes}:{num_features}",
-    )
-
-
-def folder_federation(folder: Path, read: Callable[[Path], tuple[Tensor, Tensor]], seed: int = 0) -> Federation:
-    """One file per client, in the order of file names, read when the client is asked for.
-
-    A fifth of a client's rows is its test data, a fifth its validation data (at least one row trains), by a seeded
-    shuffle. The global test set is the test rows of the first hundred clients.
-    """
-    paths = sorted(path for path in folder.glob("*.npz") if path.is_file()) if folder.is_dir() else []
-    if not paths:
-        raise DataError(f"{folder} holds no .npz file. Put one file per client there, each with arrays x and y.")
-    first_x, _ = read(paths[0])
-
-    def load(client: ClientId) -> Records:
-        x, y = read(paths[client])
-        if x.shape[1:] != first_x.shape[1:]:
-            raise DataError(
-                f"{paths[client]}: examples of shape {tuple(x.shape[1:])}, but {paths[0].name} has "
-                f"{tuple(first_x.shape[1:])}. Give all clients the same features."
-            )
-        order = torch.randperm(len(y), generator=torch_stream(seed, "folder", client))
-        held_out = len(y) // 5
-        parts = order.split([held_out, held_out, len(y) - 2 * held_out])
-        test, validation, train = (examples(x[rows], y[rows]) for rows in parts)
-        masks = (torch.ones(len(part.y), dtype=torch.bool) for part in (train, validation))
-        return Records(train, validation, test, *masks)
-
-    tests = [load(client).test for client in range(min(100, len(paths)))]
-    labels = torch.cat([read(path)[1] for path in paths])
-    return Federation(
-        num_clients=len(paths),
-        num_unseen=0,
-        num_classes=int(labels.max()) + 1,
-        input_shape=tuple(first_x.shape[1:]),
-        participants=np.arange(len(paths)),
-        global_test=examples(torch.cat([one.x for one in tests]), torch.cat([one.y for one in tests])),
-        load=load,
-        names=[path.stem for path in paths],
-        digest=f"folder:{len(paths)}:{len(labels)}",
     )

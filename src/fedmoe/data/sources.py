@@ -113,7 +113,7 @@ def _home(source: Source, folder: Path | None) -> Path:
     missing = missing_files(source, home)
     if missing:
         raise DataError(
-            f"{source.title}: {home} lacks {', '.join(missing)}. Download them from {source.url} into that folder, "
-            f"or set {VARIABLE} to the folder that has {source.folder}/."
+            f"{source.title}: {home} lacks {', '.join(missing)}. Run `fedmoe data get {source.name}`, or download them "
+            f"from {source.url} into that folder, or set {VARIABLE} to the folder that has {source.folder}/."
         )
     return home

@@ -30,8 +30,9 @@ class Network:
 
     Built from a factory, every `init` draws fresh weights; built from a module, its weights start every copy.
 
-    Parameters stay in the module until other ones are asked for, so a client that takes many steps with one dict pays
-    for the exchange once; ``torch.func.functional_call`` would pay a tenth of a small CNN's step on each.
+    A dict of parameters is never changed by replacing a tensor in it: parameters stay in the module until another dict
+    is given, so a client that takes many steps with one dict pays for the exchange once;
+    ``torch.func.functional_call`` would pay a tenth of a small CNN's step on each.
     """
 
     def __init__(self, source: ModuleOrFactory, name: str = "model") -> None:
@@ -116,9 +117,10 @@ class Network:
 
     def _refuse_running_statistics(self) -> None:
         for name, layer in self._module.named_modules():
-            if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
+            tracks = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+            if tracks or isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 raise ConfigError(
-                    f"layer {name!r} of the {self.name} is a {type(layer).__name__}: running statistics do not average "
+                    f"layer {name!r} of the {self.name} is a {type(layer).__name__}: its statistics do not average "
                     "over clients and mix the examples of a batch. Use nn.GroupNorm or nn.LayerNorm."
                 )
 

@@ -12,9 +12,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from fedmoe.errors import DataError
+from fedmoe.storage.files import write_atomically
 
 Indices = NDArray[np.int64]
 
@@ -80,7 +81,7 @@ class Split:
     def save(self, path: Path) -> None:
         counts = {"num_clients": self.num_clients, "num_unseen": self.num_unseen, "own_test": self.own_test}
         meta = {**counts, "digest": self.digest}
-        save_file(self.arrays(), path, {"split": json.dumps(meta)})
+        write_atomically(path, save(self.arrays(), {"split": json.dumps(meta)}))
 
     @classmethod
     def load(cls, path: Path) -> "Split":

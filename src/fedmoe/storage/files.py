@@ -19,11 +19,15 @@ def write_atomically(path: Path, content: bytes) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         aside.unlink(missing_ok=True)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise RunError(
-            f"{path} could not be written: {'the disk is full' if full else error.strerror or error}. "
-            "What was saved before is intact: make room, then run the same command again to resume."
-        ) from error
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> RunError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return RunError(
+        f"{path} could not be written: {'the disk is full' if full else error.strerror or error}. "
+        "What was saved before is intact: make room, then run the same command again to resume."
+    )
 
 
 def _sync_folder(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from fedmoe.errors import RunError
-from fedmoe.storage.files import write_atomically
+from fedmoe.storage.files import unwritable, write_atomically
 
 # Where and how fast a run is computed does not make it another run.
 FREE_TO_CHANGE = ("name", "engine.workers", "data.folder", "versions", "compare", "schedule.checkpoint_every")
@@ -67,15 +67,22 @@ class RunDirectory:
         return recorded
 
     def append_metrics(self, events: list[dict[str, Any]]) -> None:
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(event) + "\n" for event in events)
+        lines = "".join(json.dumps(event) + "\n" for event in events)
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(lines)
+        except OSError as error:
+            raise unwritable(self.metrics, error) from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Whole lines only: a killed process may leave half of one."""
-        if not self.metrics.exists():
-            return []
-        lines = self.metrics.read_bytes().split(b"\n")[:-1]
-        return [json.loads(line) for line in lines]
+        """Up to the first line that is not whole: a killed process or a power cut may leave a damaged tail."""
+        events: list[dict[str, Any]] = []
+        for line in self.metrics.read_bytes().split(b"\n")[:-1] if self.metrics.exists() else []:
+            try:
+                events.append(json.loads(line))
+            except ValueError:
+                break
+        return events
 
     def forget_metrics_after(self, round_number: int) -> list[dict[str, Any]]:
         """Drop events that a resumed run will make again."""
