@@ -134,8 +134,8 @@ class TestNetworks:
 def test_the_algorithm_gets_the_plans_and_the_sample_of_the_config():
     networks = build.build_networks(model(), own(), None, None)
     chosen = config(algorithm={"name": "fedavg", "validate_every": 3}, schedule={"clients_per_round": 2})
-    algorithm = build.build_algorithm(chosen, networks, "looped")
+    algorithm = build.build_algorithm(chosen, own(), networks, "looped")
     pool, rng = np.arange(4), np.random.default_rng(0)
     assert algorithm.validation.every == 3 and len(algorithm.sample(None, 1, pool, rng)) == 2
-    everyone = build.build_algorithm(config(schedule={"clients_per_round": "all"}), networks, "looped")
+    everyone = build.build_algorithm(config(schedule={"clients_per_round": "all"}), own(), networks, "looped")
     assert len(everyone.sample(None, 1, pool, rng)) == 4

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from fedmoe.algorithms.algorithm import Algorithm, Setting
 from fedmoe.algorithms.catalog import find
@@ -106,10 +107,10 @@ def build_networks(
         raise ConfigError(
             "these data are a regression; the algorithms so far are for classification. Choose other data."
         )
-    shape, classes, words = federation.input_shape, federation.num_classes, federation.vocabulary_size
+    classes = federation.num_classes
     networks = (
-        Network(expert or (lambda: build_model(config, shape, classes, words)), "expert"),
-        Network(gate or (lambda: build_model(config, shape, 1, words)), "gate"),
+        Network(expert or (lambda: _model(config, federation, classes)), "expert"),
+        Network(gate or (lambda: _model(config, federation, 1)), "gate"),
     )
     probe = federation.load(0).train.x[:2]
     for network, outputs in zip(networks, (classes, 1), strict=True):
@@ -117,7 +118,13 @@ def build_networks(
     return networks
 
 
-def build_algorithm(config: ExperimentConfig, networks: tuple[Network, Network], way: Way) -> Algorithm:
+def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Module:
+    return build_model(config, federation.input_shape, outputs, federation.vocabulary_size)
+
+
+def build_algorithm(
+    config: ExperimentConfig, federation: Federation, networks: tuple[Network, Network], way: Way
+) -> Algorithm:
     wanted = config.schedule.clients_per_round
     setting = Setting(
         *networks,
@@ -126,6 +133,9 @@ def build_algorithm(config: ExperimentConfig, networks: tuple[Network, Network],
         personal=config.training.personal,
         clients_per_round=None if wanted == "all" else wanted,
         way=way,
+        num_clients=federation.num_clients,
+        num_classes=federation.num_classes,
+        make_network=lambda outputs: Network(lambda: _model(config.model, federation, outputs), "router"),
     )
     return find(config.algorithm.name).factory(config.algorithm.options(), setting)
 

@@ -109,7 +109,7 @@ def run_events(
         networks = build.build_networks(config.model, federation, expert, gate)
         config = _claim(config, networks, run, federation.digest)
         way = build.resolve_way(config, networks)
-        algorithm = build.build_algorithm(config, networks, way)
+        algorithm = build.build_algorithm(config, federation, networks, way)
         yield from _Run(config, run, federation, algorithm, should_stop).events(
             {**facts, "way": way, "command": command, "model_weights": networks[0].num_weights}
         )

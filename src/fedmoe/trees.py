@@ -107,7 +107,7 @@ def _read_field(kind: str, name: str, hint: Any, named: Mapping[str, Tensor]) ->
 def nested(named: Mapping[str, Tensor]) -> Tree:
     """Dicts within dicts from names with '/': the inverse of `to_named` for dicts."""
     tree: dict[str, Tree] = {}
-    for path, value in named.items():
+    for path, value in sorted(named.items()):  # files give names in any order
         *parents, last = path.split("/")
         node = tree
         for parent in parents:

@@ -41,10 +41,10 @@ def decode(kind: type[T], data: bytes) -> T:
 
 def decode_named(data: bytes) -> Tensors:
     try:
-        named: dict[str, Tensor] = load(data)
+        named: dict[str, Tensor] = load(data)  # in no particular order: sort, so that sums over names are repeatable
     except SafetensorError as error:
         raise MessageError(f"a message of {len(data)} bytes is not safetensors: {error}.") from error
-    return named
+    return dict(sorted(named.items()))
 
 
 def pack(header: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:

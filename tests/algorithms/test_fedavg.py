@@ -130,7 +130,7 @@ def run_rounds(algorithm, state, data, clients, rounds):
         sent = trees.stack([exchange.broadcast(state, client, ()) for client in clients])
         rng = Streams(0, exchange.name, number, tuple(clients))
         _, updates, _ = exchange.local_update(sent, Nothing(), data, rng)
-        state = exchange.aggregate(state, dict(zip(clients, trees.unstack(updates, len(clients)), strict=True)), {})
+        state = exchange.aggregate(state, dict(zip(clients, trees.unstack(updates, len(clients)), strict=True)), {}, {})
     return state
 
 

@@ -42,7 +42,7 @@ def answers_of(expert: Network, experts_H: Tensors, x: Tensor) -> Tensor:
     return answers
 
 
-def unchanged(server: Any, _updates: Mapping[ClientId, Any], _reports: Mapping[ClientId, Any]) -> Any:
+def unchanged(server: Any, *_: Any) -> Any:
     return server
 
 
@@ -59,7 +59,6 @@ class ChosenExpertsConfig:
 class ChosenServer(NamedTuple):
     experts: Tensors  # (M, ...)
     router: Tensors  # (M, ...)
-    held: Tensors  # which experts each client of this round holds, by client id
 
 
 class ChosenClient(NamedTuple):
@@ -105,8 +104,11 @@ def chosen_experts(config: ChosenExpertsConfig, setting: Setting) -> Algorithm:
         name="choose",
         broadcast=lambda server, _client, _replies: RouterDown(server.router),
         local_update=lambda b, c, data, _rng: choose_experts(setting, b, c, data),
-        aggregate=remember_choices,
+        aggregate=unchanged,
         update_like=lambda _: Choice(torch.zeros(NUM_CHOSEN, dtype=torch.int64)),
+        fault=lambda choice, _sent: (
+            None if 0 <= choice.experts.min() <= choice.experts.max() < NUM_EXPERTS else "no such expert"
+        ),
         broadcast_type=RouterDown,
         update_type=Choice,
     )
@@ -114,7 +116,7 @@ def chosen_experts(config: ChosenExpertsConfig, setting: Setting) -> Algorithm:
         name="train",
         broadcast=lambda server, client, replies: send_experts(server, held_by(client, replies)),
         local_update=lambda b, c, data, rng: train_chosen(config, setting, b, c, data, rng),
-        aggregate=lambda server, updates, _: average_per_expert(server, updates),
+        aggregate=lambda server, updates, _, sent: average_per_expert(server, updates, sent),
         update_like=lambda b: Trained(b.experts, b_router(setting), torch.zeros(())),
         broadcast_type=ExpertsDown,
         update_type=Trained,
@@ -134,7 +136,7 @@ def chosen_experts(config: ChosenExpertsConfig, setting: Setting) -> Algorithm:
         server_type=ChosenServer,
         init_server=lambda seed: init_chosen(setting, seed),
         round=(choose, train),
-        delivery=(choose._replace(name="ask", aggregate=unchanged), deliver),
+        delivery=(choose._replace(name="ask"), deliver),
         predict=lambda b, _client, personal, x: answer_by_best(setting, b, personal, x),
         sample=uniform_sample(setting.clients_per_round),
         client_type=ChosenClient,
@@ -152,7 +154,7 @@ def init_chosen(setting: Setting, seed: int) -> ChosenServer:
     """Every expert starts as the common one."""
     router = [setting.gate.init(seed, "init", "router", m) for m in range(NUM_EXPERTS)]
     common = setting.expert.init(seed, "init", "expert")
-    return ChosenServer(trees.stack([common] * NUM_EXPERTS), trees.stack(router), {})
+    return ChosenServer(trees.stack([common] * NUM_EXPERTS), trees.stack(router))
 
 
 def is_anchor(client: ClientId) -> bool:
@@ -161,7 +163,7 @@ def is_anchor(client: ClientId) -> bool:
 
 
 def held_by(client: ClientId, replies: Sequence[Choice]) -> Tensor:
-    return torch.tensor([client]) if is_anchor(client) else replies[0].experts.clamp(0, NUM_EXPERTS - 1)
+    return torch.tensor([client]) if is_anchor(client) else replies[0].experts
 
 
 def send_experts(server: ChosenServer, which_H: Tensor) -> ExpertsDown:
@@ -170,7 +172,7 @@ def send_experts(server: ChosenServer, which_H: Tensor) -> ExpertsDown:
 
 def deliver_experts(server: ChosenServer, replies: Sequence[Choice]) -> Delivered:
     """Who was asked nothing receives all and chooses for itself."""
-    which_H = replies[0].experts.clamp(0, NUM_EXPERTS - 1) if replies else torch.arange(NUM_EXPERTS)
+    which_H = replies[0].experts if replies else torch.arange(NUM_EXPERTS)
     return Delivered(server.router, *send_experts(server, which_H))
 
 
@@ -188,10 +190,6 @@ def choose_experts(
 ) -> tuple[ChosenClient, Choice, NoReport]:
     chosen_SK = summed_scores(setting, shared.router, data.train).topk(NUM_CHOSEN).indices.sort(-1).values
     return ChosenClient(shared.router), Choice(chosen_SK), NoReport()
-
-
-def remember_choices(server: ChosenServer, choices: Mapping[ClientId, Choice], _: Any) -> ChosenServer:
-    return server._replace(held={str(client): held_by(client, [choice]) for client, choice in choices.items()})
 
 
 def train_chosen(
@@ -242,7 +240,9 @@ def naming_losses(setting: Setting) -> Loss:
     return losses
 
 
-def average_per_expert(server: ChosenServer, updates: Mapping[ClientId, Trained]) -> ChosenServer:
+def average_per_expert(
+    server: ChosenServer, updates: Mapping[ClientId, Trained], sent: Mapping[ClientId, ExpertsDown]
+) -> ChosenServer:
     """Each expert over the clients that trained it, the router over all."""
     weights = {client: float(update.num_examples.clamp(0, 100)) for client, update in updates.items()}
     if not sum(weights.values()):
@@ -252,13 +252,13 @@ def average_per_expert(server: ChosenServer, updates: Mapping[ClientId, Trained]
         trained = {
             client: {name: leaf[place] for name, leaf in update.experts.items()}
             for client, update in updates.items()
-            for place in (server.held[str(client)] == m).nonzero()[:, 0].tolist()
+            for place in (sent[client].which == m).nonzero()[:, 0].tolist()
             if weights[client]
         }
         for name, mean in (weighted_mean(trained, weights) if trained else {}).items():
             experts[name][m] = mean
     router = weighted_mean({client: update.router for client, update in updates.items()}, weights)
-    return ChosenServer(experts, router, server.held)
+    return ChosenServer(experts, router)
 
 
 def prefer(setting: Setting, shared: Delivered, data: ClientData) -> ChosenPersonal:
@@ -307,7 +307,7 @@ def private_expert(config: PrivateExpertConfig, setting: Setting) -> Algorithm:
         name="step",
         broadcast=lambda server, _client, _replies: General(server.general),
         local_update=lambda b, c, data, rng: gradient_of_general(setting, b, c, data, rng),
-        aggregate=lambda server, updates, _: descend_general(config.rate, server, updates),
+        aggregate=lambda server, updates, *_: descend_general(config.rate, server, updates),
         update_like=lambda b: Gradient(b.general),
         broadcast_type=General,
         update_type=Gradient,
@@ -321,7 +321,9 @@ def private_expert(config: PrivateExpertConfig, setting: Setting) -> Algorithm:
         predict=lambda b, _client, personal, x: mixed_answer(setting, b, personal, x),
         sample=uniform_sample(setting.clients_per_round),
         personal_type=PrivatePersonal,
-        init_personal=lambda broadcast, _client: PrivatePersonal(broadcast.general, setting.gate.init("gate")),
+        init_personal=lambda b, _state, client, seed: PrivatePersonal(
+            b.general, setting.gate.init(seed, "gate", client)
+        ),
         personalize=lambda _b, _client, personal, _data, _rng: personal,
     )
 
@@ -433,7 +435,7 @@ def pruned_experts(config: PrunedExpertsConfig, setting: Setting) -> Algorithm:
         name="train",
         broadcast=lambda server, client, _replies: send_used(config, server, client),
         local_update=lambda b, c, data, rng: train_held(setting, b, c, data, rng),
-        aggregate=lambda server, updates, _: average_by_usage(server, updates),
+        aggregate=lambda server, updates, *_: average_by_usage(server, updates),
         update_like=lambda b: TrainedExperts(b.experts, torch.zeros(config.num_experts), torch.zeros(())),
         broadcast_type=HeldExperts,
         update_type=TrainedExperts,
@@ -443,7 +445,7 @@ def pruned_experts(config: PrunedExpertsConfig, setting: Setting) -> Algorithm:
         name="give gates",
         broadcast=lambda _server, _client, _replies: HeldExperts({}, {}),
         local_update=lambda _b, client, _data, _rng: (client, GivenGates(client.gates), NoReport()),
-        aggregate=lambda server, updates, _: server._replace(gates=mean_gates(updates)),
+        aggregate=lambda server, updates, *_: server._replace(gates=mean_gates(updates)),
         update_like=lambda _: GivenGates(fresh_gates(config, setting, "like")),
         broadcast_type=HeldExperts,
         update_type=GivenGates,

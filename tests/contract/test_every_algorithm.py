@@ -120,7 +120,7 @@ def test_a_private_tensor_that_leaves_is_seen(tmp_path: Path) -> None:
     algorithm = make("fedavg")
     leaky = algorithm._replace(
         personal_type=algorithm.round[0].update_type,
-        init_personal=lambda broadcast, _client: algorithm.round[0].update_like(broadcast),
+        init_personal=lambda broadcast, *_: algorithm.round[0].update_like(broadcast),
         round=(algorithm.round[0]._replace(private_update=same_as_sent(algorithm.round[0])),),
     )
     outcome, spy = run_spied(leaky, tiny_federation(), tmp_path / "store")

@@ -101,13 +101,13 @@ def test_the_router_is_sent_once_per_round(chosen: Outcome) -> None:
 
 def test_an_expert_that_nobody_trained_keeps_its_weights() -> None:
     algorithm = make("chosen_experts")
-    server = algorithm.init_server(0)._replace(held={"3": torch.tensor([0, 2])})
+    server = algorithm.init_server(0)
     sent = algorithm.round[1].broadcast(
         server, 3, [algorithm.round[0].update_like(None)._replace(experts=torch.tensor([0, 2]))]
     )
     like = algorithm.round[1].update_like(sent)
     update = like._replace(experts={n: t + 1 for n, t in sent.experts.items()}, num_examples=torch.tensor(5.0))
-    after = algorithm.round[1].aggregate(server, {3: update}, {})
+    after = algorithm.round[1].aggregate(server, {3: update}, {}, {3: sent})
     for name, before in server.experts.items():
         torch.testing.assert_close(
             after.experts[name], before + torch.tensor([1.0, 0, 1]).view(-1, *[1] * (before.dim() - 1))
@@ -147,7 +147,7 @@ def test_private_work_is_kept_whoever_shares_the_cohort(tmp_path: Path) -> None:
     for client in PARTICIPANTS:
         assert_same(newest(outcome, "final", client), newest(outcome, "personal", client))
     for client in (SILENT, EMPTY, UNSEEN):
-        start = make("private_expert").init_personal(outcome.kept[client], None)  # type: ignore[misc]
+        start = make("private_expert").init_personal(outcome.kept[client], None, client, 0)  # type: ignore[misc]
         assert_same(newest(outcome, "final", client), trees.to_named(start))
 
 

@@ -189,3 +189,31 @@ def test_personalised_clients_are_not_trained_again(tmp_path: Path) -> None:
         assert next(iter(list(driver.personalize(kept)))) == finished
         trained = [sent.asked["clients"] for sent in spy.sent if sent.asked["do"] == "personalize"]
     assert sorted(client for cohort in trained for client in cohort) == list(range(7))
+
+
+# What an algorithm may say about single clients
+
+
+def test_a_broadcast_of_none_asks_that_client_nothing(tmp_path: Path) -> None:
+    silent, *others = PARTICIPANTS
+    algorithm = make()
+    train = algorithm.round[0]
+    shy = train._replace(broadcast=lambda server, client, replies: _unless(client == silent, train, server, client))
+    outcome = run_algorithm(algorithm._replace(round=(shy,)), tiny_federation(), tmp_path / "store")
+    sent = {int(client): list(rows) for client, rows in outcome.manifest["messages_of_client"].items()}
+    assert "train" not in sent[silent]
+    assert all("train" in sent[client] for client in others)
+    assert outcome.manifest["refused"] == []
+
+
+def _unless(silent: bool, exchange: Any, server: Tree, client: ClientId) -> Tree:
+    return None if silent else exchange.broadcast(server, client, [])
+
+
+def test_an_update_whose_values_the_algorithm_refuses_does_not_count(tmp_path: Path) -> None:
+    algorithm = make()
+    strict = algorithm.round[0]._replace(fault=lambda update, _sent: "too many" if update.num_examples > 3 else None)
+    outcome = run_algorithm(algorithm._replace(round=(strict,)), tiny_federation(), tmp_path / "store", rounds=1)
+    refused = {row["client"] for row in outcome.manifest["refused"]}
+    assert refused and {row["reason"] for row in outcome.manifest["refused"]} == {"too many"}
+    assert all("train" not in outcome.manifest["messages_of_client"].get(str(client), {}) for client in refused)

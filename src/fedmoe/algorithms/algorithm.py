@@ -37,8 +37,12 @@ def one_cohort(_broadcast: Tree) -> Hashable:
     return 0
 
 
+def no_fault(_update: Tree, _sent: Tree) -> str | None:
+    return None
+
+
 class Exchange(NamedTuple):
-    """One trip server → clients → server."""
+    """One trip server → clients → server. A broadcast of None asks this client nothing."""
 
     name: str
     # server, client, this client's earlier updates of the round -> Broadcast. Clients that get the same tensors share
@@ -46,13 +50,15 @@ class Exchange(NamedTuple):
     broadcast: Callable[[Any, ClientId, Sequence[Any]], Any]
     # broadcast_S, client_S, opted-in data, rng -> (client_S, update_S, report_S)
     local_update: Callable[[Any, Any, ClientData, Streams], tuple[Any, Any, Any]]
-    # server, updates by client id, reports by client id, both in the order of ids -> server
-    aggregate: Callable[[Any, Mapping[ClientId, Any], Mapping[ClientId, Any]], Any]
+    # server, updates, reports and what was sent, each by client id in the order of ids -> server
+    aggregate: Callable[[Any, Mapping[ClientId, Any], Mapping[ClientId, Any], Mapping[ClientId, Any]], Any]
     # what an acceptable update looks like (names, shapes, dtypes), given what the client was sent
     update_like: Callable[[Any], Any]
     broadcast_type: type[Any]
     update_type: type[Any]
     report_type: type[Any] = NoReport
+    # update, what was sent -> why the update is refused although it looks right (a choice out of range), or None
+    fault: Callable[[Any, Any], str | None] = no_fault
     # clients whose broadcasts have equal keys are trained together
     cohort_key: Callable[[Any], Hashable] = one_cohort
     # broadcast_S, client_S, personal_S, all data, rng -> personal_S: private work beside the exchange
@@ -77,9 +83,12 @@ class Algorithm(NamedTuple):
     predict: Callable[[Any, Any, Any, Tensor], Tensor]
     sample: Callable[[Any, int, Indices, np.random.Generator], Indices]  # server, round, pool, rng -> client ids
     client_type: type[Any] = Nothing
+    # broadcast of the first exchange that the client takes part in, client, seed
     init_client: Callable[[Any, ClientId, int], Any] = lambda _broadcast, _client, _seed: Nothing()
     personal_type: type[Any] = Nothing
-    init_personal: Callable[[Any, Any], Any] | None = None  # broadcast, client; before the first private_update
+    # broadcast, client state, client, seed; before the first private_update. A client that was never sampled reaches
+    # `personalize` with this state.
+    init_personal: Callable[[Any, Any, ClientId, int], Any] | None = None
     # broadcast_S, client_S, personal_S or None, all data, rng -> personal_S
     personalize: Callable[[Any, Any, Any, ClientData, Streams], Any] | None = None
     validation: Validation | None = None
@@ -96,6 +105,9 @@ class Setting(NamedTuple):
     personal: TrainingPlan  # after the rounds
     clients_per_round: int | None  # None: everyone who opted in
     way: Way
+    num_clients: int = 0
+    num_classes: int = 0
+    make_network: Callable[[int], Network] | None = None  # the expert's architecture with other outputs: routers
 
 
 def uniform_sample(clients_per_round: int | None) -> Callable[[Any, int, Indices, np.random.Generator], Indices]:

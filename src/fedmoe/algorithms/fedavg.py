@@ -68,7 +68,7 @@ def fedavg(config: FedAvgConfig, setting: Setting) -> Algorithm:
         name="train",
         broadcast=send_model,
         local_update=lambda b, c, data, rng: local_update(setting.expert, setting.federated, way, b, c, data, rng),
-        aggregate=lambda server, updates, _: aggregate(server, updates, config.max_weight),
+        aggregate=lambda server, updates, *_: aggregate(server, updates, config.max_weight),
         update_like=lambda broadcast: Update(broadcast.model, torch.zeros(())),
         broadcast_type=Broadcast,
         update_type=Update,
@@ -77,7 +77,7 @@ def fedavg(config: FedAvgConfig, setting: Setting) -> Algorithm:
     validate = train._replace(
         name="validate",
         local_update=lambda b, c, data, _: validate_model(setting.expert, way, b, c, data),
-        aggregate=lambda server, scores, _: keep_best(server, scores),
+        aggregate=lambda server, scores, *_: keep_best(server, scores),
         update_like=lambda _: Score(torch.zeros(()), torch.zeros(())),
         update_type=Score,
         report_type=NoReport,

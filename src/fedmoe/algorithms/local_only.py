@@ -3,8 +3,7 @@
 Eq. 4 of Listo Zec et al. (2020): the local model f_l^k.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from pydantic import ConfigDict
@@ -14,7 +13,7 @@ from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Setting, uniform_sample
 from fedmoe.streams import Streams
 from fedmoe.training.local import train_classifier
-from fedmoe.vocabulary import ClientData, ClientId, Tensors
+from fedmoe.vocabulary import ClientData, Tensors
 from fedmoe.wire import message
 
 
@@ -57,14 +56,11 @@ def train_alone(setting: Setting, data: ClientData, rng: Streams) -> Tensors:
 def silence() -> Exchange:
     """An exchange in which nothing is sent either way."""
 
-    def keep_server(server: Any, _updates: Mapping[ClientId, Any], _reports: Mapping[ClientId, Any]) -> Any:
-        return server
-
     return Exchange(
         name="deliver",
         broadcast=lambda _server, _client, _replies: NothingSent(),
         local_update=lambda _broadcast, client, _data, _rng: (client, NothingSent(), NoReport()),
-        aggregate=keep_server,
+        aggregate=lambda server, *_: server,
         update_like=lambda _broadcast: NothingSent(),
         broadcast_type=NothingSent,
         update_type=NothingSent,

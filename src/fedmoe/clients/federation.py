@@ -88,7 +88,8 @@ def side_by_side(clients: Sequence[Examples]) -> Examples:
 def _padded(one: Examples, length: int) -> Examples:
     x, y = one.x.new_zeros(length, *one.x.shape[1:]), one.y.new_zeros(length, *one.y.shape[1:])
     x[: len(one.y)], y[: len(one.y)] = one.x, one.y
-    return one._replace(x=x, y=y)
+    extra = {name: torch.cat([t, t.new_zeros(length - len(t), *t.shape[1:])]) for name, t in one.extra.items()}
+    return one._replace(x=x, y=y, extra=extra)
 
 
 def federation_from_split(

@@ -41,8 +41,12 @@ class RoundRecord(NamedTuple):
 
 
 class Replies(NamedTuple):
+    """What `aggregate` is given, by client id; and who was refused."""
+
     updates: dict[ClientId, Any]
     reports: dict[ClientId, Any]
+    sent: dict[ClientId, Any]
+    refused: set[ClientId]
 
 
 class Cohort(NamedTuple):
@@ -79,15 +83,15 @@ class Coordinator:
             replies = self.exchange(server, "round", index, round_number, answers)
             for client, update in replies.updates.items():
                 answers[client].append(update)
-            answers = {client: answers[client] for client in replies.updates}  # who was refused sits out the rest
-            server = exchange.aggregate(server, replies.updates, replies.reports) if replies.updates else server
+            answers = {client: told for client, told in answers.items() if client not in replies.refused}
+            server = exchange.aggregate(server, *replies[:3]) if replies.updates else server
             means |= _mean_reports(replies.reports)
         validation = self.algorithm.validation
         if validation and (round_number % validation.every == 0 or round_number == self.rounds):
             scores = self.exchange(
                 server, "validation", 0, round_number, {c: [] for c in self._validators(round_number)}
             )
-            server = validation.exchange.aggregate(server, scores.updates, scores.reports)
+            server = validation.exchange.aggregate(server, *scores[:3])
         seconds = time.monotonic() - start
         return server, RoundRecord(round_number, clients, len(self.manifest.refused) - refused, means, seconds)
 
@@ -98,7 +102,7 @@ class Coordinator:
             raise RunError("schedule.release is on, but this algorithm has nothing to release. Turn it off.")
         everyone: dict[ClientId, list[Any]] = {int(client): [] for client in self.federation.participants}
         replies = self.exchange(server, "release", 0, self.rounds + 1, everyone)
-        return release.aggregate(server, replies.updates, replies.reports)
+        return release.aggregate(server, *replies[:3])
 
     def deliver(self, server: Tree, clients: Sequence[ClientId]) -> dict[ClientId, Tree]:
         """What each client keeps. Clients that opted out are asked nothing on the way."""
@@ -135,8 +139,9 @@ class Coordinator:
         self, server: Tree, phase: str, index: int, round_number: int, answers: dict[ClientId, list[Any]]
     ) -> Replies:
         exchange = find_exchange(self.algorithm, phase, index)
-        broadcasts = {client: exchange.broadcast(server, client, answers[client]) for client in sorted(answers)}
-        slot = index if phase == "round" else len(self.algorithm.round)
+        offered = {client: exchange.broadcast(server, client, answers[client]) for client in sorted(answers)}
+        broadcasts = {client: broadcast for client, broadcast in offered.items() if broadcast is not None}
+        slot = len(self.algorithm.round) if phase in ("validation", "release") else index
         header = {
             "do": "exchange", "phase": phase, "index": index,
             "round": round_number, "clock": self._clock(round_number, slot),
@@ -145,7 +150,7 @@ class Coordinator:
         for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange)):
             for place, client in enumerate(answer["clients"]):
                 arrived[client] = blobs[2 * place : 2 * place + 2]
-        replies = Replies({}, {})
+        replies = Replies({}, {}, {}, set())
         for client in sorted(arrived):  # so that the manifest does not depend on who answered first
             update, report = arrived.pop(client)
             self._receive(exchange, round_number, client, broadcasts[client], update, report, replies)
@@ -174,17 +179,20 @@ class Coordinator:
     ) -> None:
         try:
             tensors, numbers = wire.decode_named(update), wire.decode_named(report)
+            fault = fault_in_update(tensors, exchange.update_like(sent), sent, self.max_update_norm)
+            fault = fault or fault_in_report(numbers, exchange.report_type._fields)
+            answer = None if fault else trees.from_named(exchange.update_type, tensors)
+            fault = fault or exchange.fault(answer, sent)
         except MessageError as error:
-            self.manifest.refuse(round_number, exchange.name, client, str(error))
-            return
-        fault = fault_in_update(tensors, exchange.update_like(sent), sent, self.max_update_norm)
-        fault = fault or fault_in_report(numbers, exchange.report_type._fields)
+            fault = str(error)
         if fault:
             self.manifest.refuse(round_number, exchange.name, client, fault)
+            into.refused.add(client)
             return
         self.manifest.count_up(exchange.name, client, tensors, numbers)
-        into.updates[client] = trees.from_named(exchange.update_type, tensors)
+        into.updates[client] = answer
         into.reports[client] = trees.from_named(exchange.report_type, numbers)
+        into.sent[client] = sent
 
     def _validators(self, round_number: int) -> list[ClientId]:
         pool = self.federation.participants
@@ -199,7 +207,7 @@ class Coordinator:
 
     def _clock(self, round_number: int, slot: int) -> int:
         """Private state is kept by client and clock: round, then place within it."""
-        return round_number * (len(self.algorithm.round) + 2) + slot
+        return round_number * (max(len(self.algorithm.round), len(self.algorithm.delivery)) + 2) + slot
 
     def _on_cohorts(self, header: dict[str, Any], kept: dict[ClientId, Tree]) -> Iterator[list[ClientId]]:
         for answer in self._answers(header, self.cohorts(kept, self.algorithm.delivery[-1])):

@@ -134,7 +134,7 @@ class Worker:
         personal = []
         for client, shared, state in zip(header["clients"], received, states, strict=True):
             known = self.store.load("personal", self.algorithm.personal_type, client, header["clock"])
-            personal.append(self.algorithm.init_personal(shared, state) if known is None else known)
+            personal.append(self.algorithm.init_personal(shared, state, client, self.seed) if known is None else known)
         return trees.stack(personal)
 
     def _received(self, exchange: Exchange, header: dict[str, Any], blobs: list[bytes]) -> list[Tree]:

@@ -40,7 +40,7 @@ class Network:
         self._source = source
         self._module = copy.deepcopy(source) if isinstance(source, nn.Module) else self._build(0)
         self._refuse_running_statistics()
-        self._start = {name: parameter.detach().clone() for name, parameter in self._module.named_parameters()}
+        self._start = _weights(self._module)
         self._slots = _slots(self._module)
         self._cohort_forward = cohort_forward(self._module)
         self._installed: Tensors | None = None
@@ -67,8 +67,7 @@ class Network:
         """Fresh weights for a path such as (run seed, "expert"): the same path, the same weights."""
         if isinstance(self._source, nn.Module):
             return {name: tensor.clone() for name, tensor in self._start.items()}
-        module = self._build(derive_seed(*path))
-        return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+        return _weights(self._build(derive_seed(*path)))
 
     @property
     def num_weights(self) -> int:
@@ -123,6 +122,11 @@ class Network:
                     f"layer {name!r} of the {self.name} is a {type(layer).__name__}: its statistics do not average "
                     "over clients and mix the examples of a batch. Use nn.GroupNorm or nn.LayerNorm."
                 )
+
+
+def _weights(module: nn.Module) -> Tensors:
+    """Copies, in the order of names: the order in which messages and files give them back."""
+    return {name: parameter.detach().clone() for name, parameter in sorted(module.named_parameters())}
 
 
 def _slots(module: nn.Module) -> Slots:

@@ -11,7 +11,7 @@ from fedmoe.vocabulary import Tree
 
 
 class Layout(NamedTuple):
-    """Where each named tensor of a (nested) dict lies in the vector of one client."""
+    """Where each named tensor of a (nested) dict lies in the vector of one client, in the order of names."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -19,7 +19,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, params_S: Tree) -> "Layout":
-        named = trees.to_named(params_S)
+        named = dict(sorted(trees.to_named(params_S).items()))
         shapes = tuple(tuple(tensor.shape[1:]) for tensor in named.values())
         return cls(tuple(named), shapes, [math.prod(shape) for shape in shapes])
 
