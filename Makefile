@@ -24,6 +24,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/mixture.py
+	$(BIN)/python benchmarks/population.py
+	$(BIN)/python benchmarks/overheads.py
 
 # --no-build-isolation with a pinned setuptools: an isolated build would fetch its own, unpinned.
 $(STAMP): pyproject.toml constraints.txt

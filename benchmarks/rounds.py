@@ -1,6 +1,6 @@
 """Rounds per second of the embedded engine against plain PyTorch loops, in one run, as ratios.
 
-    python benchmarks/rounds.py [--repeats 5] [--workloads W1,W2]
+    python benchmarks/rounds.py [--repeats 5] [--workloads W1,W1b,W2,W4]
 
 Machines are shared and noisy: the three systems take turns, the median of the ratios counts, and a ratio within 1.2
 of 1 is no difference.
@@ -11,11 +11,13 @@ import json
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from plain_loop import PlainClient, Workload, client_data, plain_pool, run_alone
+from torch import nn
 
 from fedmoe.algorithms.algorithm import Setting
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
@@ -27,14 +29,22 @@ from fedmoe.engines.worker import Worker
 from fedmoe.experiment import COHORT_SIZE, versions
 from fedmoe.models.images import SmallCNN, mlp
 from fedmoe.models.network import Network
+from fedmoe.models.resnet import resnet
 from fedmoe.training.plan import TrainingPlan
 from fedmoe.training.ways import choose_way
 
 WORKLOADS = {
     "W1": Workload("W1", 100, 100, (3, 32, 32), 5, 3, 10, "adam", 5e-5, rounds=12),
+    "W1b": Workload("W1b", 100, 100, (3, 32, 32), 50, 3, 10, "adam", 5e-5, rounds=2),
     "W2": Workload("W2", 1000, 60, (784,), 10, 1, 10, "sgd", 0.03, rounds=60),
+    "W4": Workload("W4", 10, 100, (3, 32, 32), 10, 1, 20, "sgd", 0.1, rounds=1),
 }
-MODELS = {"W1": lambda: SmallCNN((3, 32, 32), 10), "W2": lambda: mlp((784,), 10, ())}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "W1": lambda: SmallCNN((3, 32, 32), 10),
+    "W1b": lambda: SmallCNN((3, 32, 32), 10),
+    "W2": lambda: mlp((784,), 10, ()),
+    "W4": lambda: resnet((3, 32, 32), 10, depth=20, groups=4),
+}
 
 
 def federation_of(workload: Workload) -> Federation:

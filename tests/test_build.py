@@ -4,10 +4,12 @@ import torch
 from torch import nn
 
 from fedmoe import build
+from fedmoe.clients.opt_out import OptOut
 from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.config import parse_config
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.errors import ConfigError, DataError
+from fedmoe.partition.split import Shards, Split
 
 SIZES = {
     "num_clients": 4,
@@ -139,3 +141,11 @@ def test_the_algorithm_gets_the_plans_and_the_sample_of_the_config():
     assert algorithm.validation.every == 3 and len(algorithm.sample(None, 1, pool, rng)) == 2
     everyone = build.build_algorithm(config(schedule={"clients_per_round": "all"}), own(), networks, "looped")
     assert len(everyone.sample(None, 1, pool, rng)) == 4
+
+
+def test_words_come_from_opted_in_rows_of_training_clients_only():
+    shards = Shards(np.array([0, 2, 4, 6]), np.array([10, 11, 20, 21, 30, 31]))
+    none = Shards(np.zeros(4, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    split = Split(2, 1, shards, none, none, np.zeros(0, dtype=np.int64))
+    opted = OptOut(np.ones(3, dtype=bool), np.array([True, False, True, True, True, True]), np.zeros(0, dtype=bool))
+    assert build._shared_rows(split, opted).tolist() == [10, 20, 21]

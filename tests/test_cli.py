@@ -232,3 +232,64 @@ def test_record_masks_from_a_file_opt_records_out(fedmoe, config: Path, tmp_path
     assert outcome.code == 0
     manifest = json.loads((tmp_path / "runs/small/manifest.json").read_bytes())
     assert manifest["opted_out_clients"] == [0] and "0" not in manifest["messages_of_client"]
+
+
+def test_data_show_draws_the_split(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("data", "show", config, "--picture", tmp_path / "split.svg")
+    assert outcome.code == 0
+    assert "4 unseen" in outcome.out and "overlap of clients" in outcome.out
+    assert (tmp_path / "split.svg").read_text().startswith("<svg")
+
+
+def test_data_get_of_a_set_without_an_address_says_where_to_put_it(fedmoe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("data", "get", "spam", "--folder", tmp_path)
+    assert outcome.code == 2
+    assert "task_b_u00_eval_lab.tf" in outcome.out and "ecml2006" in outcome.out
+
+
+OWN_FOLDER = """
+[data]
+name = "npz"
+folder = "{folder}"
+[algorithm]
+name = "fine_tuned"
+[schedule]
+rounds = 2
+clients_per_round = "all"
+[engine]
+workers = 1
+"""
+
+
+def test_a_folder_of_one_file_per_client_is_a_federation(fedmoe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(0)
+    (tmp_path / "clients").mkdir()
+    for name in ("ann", "bob", "eve"):
+        np.savez(tmp_path / "clients" / f"{name}.npz", x=rng.normal(size=(30, 4)), y=rng.integers(0, 3, 30))
+    (tmp_path / "own.toml").write_text(OWN_FOLDER.format(folder=tmp_path / "clients"))
+    outcome = fedmoe("run", tmp_path / "own.toml", "--set", "opt_out.clients=[1]")
+    assert outcome.code == 0
+    manifest = json.loads((tmp_path / "runs/run/manifest.json").read_bytes())
+    assert manifest["opted_out_clients"] == [1] and set(manifest["messages_of_client"]) == {"0", "2"}
+
+
+def test_other_data_in_the_same_directory_are_another_run(fedmoe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "own.toml").write_text(OWN_FOLDER.format(folder=tmp_path / "clients"))
+    for seed in (0, 1):
+        rng = np.random.default_rng(seed)
+        np.savez(tmp_path / "clients" / "ann.npz", x=rng.normal(size=(30, 4)), y=rng.integers(0, 3, 30))
+        outcome = fedmoe("run", tmp_path / "own.toml")
+    assert outcome.code == 2 and "split_digest" in outcome.out
+
+
+def test_clients_that_are_made_by_id_train(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
+    few = ["--set", "evaluation.clients=5", "--set", "algorithm.name=fedavg", "--set", "schedule.rounds=2"]
+    outcome = fedmoe("run", config, "--set", "data.name=generated", "--set", "split.num_clients=100000", *few)
+    assert outcome.code == 0 and "FedAvg" in outcome.out
+
+
+def test_a_regression_is_refused_for_now(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
+    changes = ["data.name=synthetic_regression", "split={kind='natural',field='user'}"]
+    outcome = fedmoe("run", config, *(word for change in changes for word in ("--set", change)))
+    assert outcome.code == 2 and "regression" in outcome.out

@@ -137,6 +137,7 @@ class _Run:
         history = self.run.forget_metrics_after(done)
         earlier = sum(event["seconds"] for event in history)
         manifest = Manifest(note.get("manifest"))
+        manifest.replay(event["sent"] for event in history)
         yield Started(self.rounds, done, notes)
         worker = Worker(self.algorithm, self.federation, self.run.private_store, self.config.seed)
         with start(worker, self.config.engine.workers or default_workers()) as transport:
@@ -180,7 +181,7 @@ class _Run:
         due = record.round % self.config.schedule.checkpoint_every == 0
         if not (due or record.round == self.rounds or self.should_stop()):
             return
-        save_checkpoint(self.run.checkpoints, record.round, server, {"manifest": coordinator.manifest.as_dict()})
+        save_checkpoint(self.run.checkpoints, record.round, server, {"manifest": coordinator.manifest.for_checkpoint()})
         if self.algorithm.client_type is not Nothing or self.algorithm.init_personal:
             coordinator.forget_superseded(record.round)
 

@@ -13,7 +13,7 @@ from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm, Exchange
 from fedmoe.clients.federation import Federation
 from fedmoe.engines.door import fault_in_report, fault_in_update
-from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.manifest import Manifest, Sent
 from fedmoe.engines.worker import ERRORS, find_exchange
 from fedmoe.errors import MessageError, RunError
 from fedmoe.evaluation.metrics import Score
@@ -38,6 +38,7 @@ class RoundRecord(NamedTuple):
     refused: int
     reports: dict[str, float]  # mean over the clients that told
     seconds: float
+    sent: Sent  # bytes by exchange and client
 
 
 class Replies(NamedTuple):
@@ -93,7 +94,9 @@ class Coordinator:
             )
             server = validation.exchange.aggregate(server, *scores[:3])
         seconds = time.monotonic() - start
-        return server, RoundRecord(round_number, clients, len(self.manifest.refused) - refused, means, seconds)
+        return server, RoundRecord(
+            round_number, clients, len(self.manifest.refused) - refused, means, seconds, self.manifest.take_round()
+        )
 
     def collect_release(self, server: Tree) -> Tree:
         """The declared gift of private parts, once, from everyone who opted in."""

@@ -5,28 +5,54 @@ from typing import Any
 
 from fedmoe.vocabulary import ClientId, Tensors
 
+Sent = dict[str, dict[str, int]]  # bytes by exchange and client
+
 
 class Manifest:
-    """Counters that a checkpoint carries, so that a resumed run counts nothing twice."""
+    """Counters that survive a stop, so that a resumed run counts nothing twice.
+
+    A checkpoint carries the counters per tensor. Those per client grow with everyone who ever sent, so they are not
+    written again each round but replayed from the rounds on record.
+    """
 
     def __init__(self, saved: dict[str, Any] | None = None) -> None:
         self.sent: dict[str, dict[str, dict[str, Any]]] = (saved or {}).get("sent_by_clients", {})
         self.received: dict[str, dict[str, dict[str, Any]]] = (saved or {}).get("received_by_clients", {})
         self.clients: dict[str, dict[str, dict[str, int]]] = (saved or {}).get("messages_of_client", {})
         self.refused: list[dict[str, Any]] = (saved or {}).get("refused", [])
+        self._of_this_round: Sent = {}
 
     def count_up(self, exchange: str, client: ClientId, update: Tensors, report: Tensors) -> None:
         self._count(self.sent, exchange, update, 1)
         self._count(self.sent, exchange, {f"report:{name}": tensor for name, tensor in report.items()}, 1)
-        own = self.clients.setdefault(str(client), {}).setdefault(exchange, {"messages": 0, "bytes": 0})
+        size = sum(tensor.nbytes for tensor in (*update.values(), *report.values()))
+        self._count_client(exchange, str(client), size)
+        self._of_this_round.setdefault(exchange, {})[str(client)] = size
+
+    def take_round(self) -> Sent:
+        """Who sent how much since the last call: what a round puts on record."""
+        taken, self._of_this_round = self._of_this_round, {}
+        return taken
+
+    def replay(self, rounds: Iterable[Sent]) -> None:
+        for sent in rounds:
+            for exchange, sizes in sent.items():
+                for client, size in sizes.items():
+                    self._count_client(exchange, client, size)
+
+    def _count_client(self, exchange: str, client: str, size: int) -> None:
+        own = self.clients.setdefault(client, {}).setdefault(exchange, {"messages": 0, "bytes": 0})
         own["messages"] += 1
-        own["bytes"] += sum(tensor.nbytes for tensor in (*update.values(), *report.values()))
+        own["bytes"] += size
 
     def count_down(self, exchange: str, broadcast: Tensors, times: int) -> None:
         self._count(self.received, exchange, broadcast, times)
 
     def refuse(self, round_number: int, exchange: str, client: ClientId, reason: str) -> None:
         self.refused.append({"round": round_number, "exchange": exchange, "client": client, "reason": reason})
+
+    def for_checkpoint(self) -> dict[str, Any]:
+        return {"sent_by_clients": self.sent, "received_by_clients": self.received, "refused": self.refused}
 
     def as_dict(self, silent: Iterable[ClientId] = ()) -> dict[str, Any]:
         """`silent` are the clients that opted out: named, so that the manifest can be checked against them."""
