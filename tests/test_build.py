@@ -48,7 +48,8 @@ def test_a_config_makes_the_federation_it_describes(dataset):
     assert split is not None
     assert (federation.num_clients, federation.num_unseen, federation.num_classes) == (4, 1, 4)
     assert federation.participants.tolist() == [0, 1, 2, 3]
-    assert [len(part.y) for part in federation.load(2)[:3]] == [10, 5, 5]
+    held = federation.load(2)
+    assert [len(part.y) for part in (held.train, held.validation, held.test)] == [10, 5, 5]
     assert federation.digest == split.digest == build.build_federation(config(seed=3))[0].digest
     assert federation.digest != build.build_federation(config(seed=4))[0].digest
 

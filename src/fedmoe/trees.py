@@ -5,8 +5,9 @@ Torch keeps its own tree helpers under a private name; this file is the only one
 A leaf's name is the path to it, joined by "/": ``State(model={"fc.weight": ...})`` has the leaf ``model/fc.weight``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
 from safetensors.torch import save
@@ -87,12 +88,17 @@ def from_named(kind: type[T], named: Mapping[str, Tensor]) -> T:
 
     Raises MessageError for a name that `kind` does not declare, or a tensor that is missing.
     """
-    declared: dict[str, Any] = get_type_hints(kind)
+    declared = _declared(cast("Hashable", kind))
     strangers = sorted({name.split("/")[0] for name in named} - set(declared))
     if strangers:
         raise MessageError(f"{kind.__name__} has no field {strangers[0]!r}; it has {', '.join(declared)}.")
     fields = {name: _read_field(kind.__name__, name, hint, named) for name, hint in declared.items()}
     return kind(**fields)
+
+
+@cache
+def _declared(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _read_field(kind: str, name: str, hint: Any, named: Mapping[str, Tensor]) -> Tree:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,8 +19,23 @@ from fedmoe.partition.split import Indices, Split
 from fedmoe.vocabulary import ClientData, ClientId, Examples
 
 
+class Holdings(Protocol):
+    """Everything that one client holds. Test examples are only ever scored. Parts may be made when first asked for."""
+
+    @property
+    def train(self) -> Examples: ...
+    @property
+    def validation(self) -> Examples: ...
+    @property
+    def test(self) -> Examples: ...
+    @property
+    def train_opted_in(self) -> Tensor: ...
+    @property
+    def validation_opted_in(self) -> Tensor: ...
+
+
 class Records(NamedTuple):
-    """Everything that one client holds. Test examples are only ever scored."""
+    """Holdings that are there already."""
 
     train: Examples
     validation: Examples
@@ -38,7 +54,7 @@ class Federation:
     input_shape: tuple[int, ...]
     participants: Indices  # training clients that opted in and have an opted-in training record
     global_test: Examples
-    load: Callable[[ClientId], Records]
+    load: Callable[[ClientId], Holdings]
     names: Sequence[str] | None = None
     digest: str = ""  # of the split: two runs with the same one saw the same data
     vocabulary_size: int | None = None  # of texts: how many ids there are, padding (0) included
@@ -110,14 +126,25 @@ def federation_from_split(
 
     own_test = dataset.train if split.own_test == "train" else dataset.test
 
-    def load(client: ClientId) -> Records:
-        return Records(
-            train=rows(dataset.train, split.train.of(client), client),
-            validation=rows(dataset.train, split.validation.of(client), client),
-            test=rows(own_test, split.test.of(client), client),
-            train_opted_in=mask(opted.train_opted_in, split.train.offsets, client),
-            validation_opted_in=mask(opted.validation_opted_in, split.validation.offsets, client),
-        )
+    class Rows:
+        """A round needs a client's training rows, and preparing images takes time: nothing is made before its use."""
+
+        def __init__(self, client: ClientId) -> None:
+            self.client = client
+            self.train_opted_in = mask(opted.train_opted_in, split.train.offsets, client)
+            self.validation_opted_in = mask(opted.validation_opted_in, split.validation.offsets, client)
+
+        @cached_property
+        def train(self) -> Examples:
+            return rows(dataset.train, split.train.of(self.client), self.client)
+
+        @cached_property
+        def validation(self) -> Examples:
+            return rows(dataset.train, split.validation.of(self.client), self.client)
+
+        @cached_property
+        def test(self) -> Examples:
+            return rows(own_test, split.test.of(self.client), self.client)
 
     return Federation(
         num_clients=split.num_clients,
@@ -126,7 +153,7 @@ def federation_from_split(
         input_shape=dataset.input_shape,
         participants=opted.participants(split),
         global_test=rows(dataset.test, split.global_test),
-        load=load,
+        load=Rows,
         digest=split.digest,
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
     )
