@@ -151,10 +151,11 @@ def test_a_missing_data_set_names_the_folder_and_the_variable(fedmoe, config: Pa
 
 def test_a_directory_of_another_run_is_refused_and_left_alone(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     fedmoe("run", config)
-    before = (tmp_path / "runs/small/results.json").read_bytes()
+    kept = ("results.json", "split.safetensors", "config.toml", "metrics.jsonl")
+    before = [(tmp_path / "runs/small" / name).read_bytes() for name in kept]
     outcome = fedmoe("run", config, "--set", "seed=7")
     assert outcome.code == 2 and "seed is 0 there and 7 here" in outcome.out
-    assert (tmp_path / "runs/small/results.json").read_bytes() == before
+    assert [(tmp_path / "runs/small" / name).read_bytes() for name in kept] == before
 
 
 def test_a_cut_checkpoint_is_passed_over_and_said(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -25,7 +25,7 @@ from fedmoe.errors import RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.models.network import ModuleOrFactory, Network
-from fedmoe.storage.checkpoints import Checkpoint, load_newest, save_checkpoint
+from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
 from fedmoe.vocabulary import ClientId, Tree
@@ -105,13 +105,16 @@ def run_events(
     """Run or resume `config` in `directory`. Every event is small; the last one is the Result."""
     run = RunDirectory(directory)
     with run.opened():
-        federation, facts = _federation(config, federation, run)
+        built = build.Built(federation) if federation is not None else build.build_federation(config)
+        federation = built.federation
         networks = build.build_networks(config.model, federation, expert, gate)
         config = _claim(config, networks, run, federation.digest)
+        if built.split is not None:
+            built.split.save(run.split)
         way = build.resolve_way(config, networks)
         algorithm = build.build_algorithm(config, federation, networks, way)
         yield from _Run(config, run, federation, algorithm, should_stop).events(
-            {**facts, "way": way, "command": command, "model_weights": networks[0].num_weights}
+            {**_shown(built), "way": way, "command": command, "model_weights": networks[0].num_weights}
         )
 
 
@@ -183,7 +186,7 @@ class _Run:
             return
         save_checkpoint(self.run.checkpoints, record.round, server, {"manifest": coordinator.manifest.for_checkpoint()})
         if self.algorithm.client_type is not Nothing or self.algorithm.init_personal:
-            coordinator.forget_superseded(record.round)
+            coordinator.forget_superseded(oldest_round(self.run.checkpoints))
 
     def _personalize(self, coordinator: Coordinator, kept: dict[ClientId, Tree]) -> Iterator[Event]:
         done = 0
@@ -238,16 +241,10 @@ class _Run:
             raise Stopped(f"stopped {where}. Run the same command again to resume.")
 
 
-def _federation(
-    config: ExperimentConfig, own: Federation | None, run: RunDirectory
-) -> tuple[Federation, dict[str, Any]]:
-    """The user's federation, or the one of the config with its split kept in the run."""
-    built = build.Built(own) if own is not None else build.build_federation(config)
-    if built.split is not None:
-        built.split.save(run.split)
+def _shown(built: build.Built) -> dict[str, Any]:
+    """What a report shows of the split."""
     counts = [] if built.class_counts is None else built.class_counts[:200].tolist()
-    facts = {"split_digest": built.federation.digest, "class_counts": counts, "class_names": list(built.class_names)}
-    return built.federation, facts
+    return {"split_digest": built.federation.digest, "class_counts": counts, "class_names": list(built.class_names)}
 
 
 def _claim(

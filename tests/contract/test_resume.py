@@ -145,3 +145,18 @@ def test_a_worker_is_killed_and_the_run_resumed(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="exit code -9"):
             run("pruned_experts", tmp_path / "parts", workers=2, federation=KillingFederation.make(at_call))
     assert end_state(run("pruned_experts", tmp_path / "parts", workers=2)) == expected
+
+
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_a_damaged_checkpoint_costs_a_round_and_nothing_else(name: str, tmp_path: Path) -> None:
+    """Private states of the round before are still there when the newest checkpoint turns out to be cut short."""
+    whole = run(name, tmp_path / "whole")
+    stop_after_two = iter([False] * 4 + [True] * 99)  # asked before each round and after each checkpoint
+    with pytest.raises(Stopped):
+        run(name, tmp_path / "cut", should_stop=lambda: next(stop_after_two))
+    checkpoints = sorted((tmp_path / "cut" / "checkpoints").glob("*.ckpt"))
+    assert len(checkpoints) == 2
+    checkpoints[-1].write_bytes(checkpoints[-1].read_bytes()[:50])
+    resumed = run(name, tmp_path / "cut")
+    assert resumed.scores == whole.scores
+    assert trees.to_bytes(resumed.kept[0]) == trees.to_bytes(whole.kept[0])

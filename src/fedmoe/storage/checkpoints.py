@@ -35,6 +35,11 @@ def save_checkpoint(folder: Path, round_number: int, server: Tree, note: dict[st
         old.unlink()
 
 
+def oldest_round(folder: Path) -> int:
+    """The earliest round that a resume may still start from: a damaged newest file falls back on the one before."""
+    return int(_newest_first(folder)[-1].stem.removeprefix("round-"))
+
+
 def load_newest(folder: Path, server_type: type[T]) -> tuple[Checkpoint | None, list[str]]:
     """The newest valid checkpoint, and a sentence for each newer file that had to be passed over."""
     passed_over = []
