@@ -1,5 +1,4 @@
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -119,8 +118,7 @@ def test_what_cannot_work_is_refused_with_value_reason_and_remedy(changes, messa
         split(**changes)
 
 
-def test_a_thousand_clients_take_no_more_than_moments():
+def test_a_thousand_clients_are_split_whole():
     labels = np.repeat(np.arange(10), 7000)
-    begin = time.process_time()
-    split_by_k_labels(labels, TEST, 10, **{**SETTINGS, "num_clients": 1000, "unseen_labels": "any"})
-    assert time.process_time() - begin < 3
+    found = split_by_k_labels(labels, TEST, 10, **{**SETTINGS, "num_clients": 1000, "unseen_labels": "any"})
+    assert len(np.unique(found.train.rows)) == len(found.train.rows) == found.train.sizes.sum() > 0

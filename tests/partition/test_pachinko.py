@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -111,9 +109,8 @@ def test_what_cannot_work_is_refused_with_value_reason_and_remedy(changes, messa
         split(**changes)
 
 
-def test_five_hundred_clients_of_a_hundred_classes_take_no_more_than_moments():
+def test_five_hundred_clients_of_a_hundred_classes_are_split_whole():
     labels = np.repeat(np.arange(100), 500)
-    begin = time.process_time()
     sizes = {"num_clients": 500, "num_unseen": 0, "train_size": 80, "validation_size": 20, "global_test_size": 100}
-    split_by_pachinko(labels, labels[::5], 100, labels // 5, **{**SETTINGS, **sizes})
-    assert time.process_time() - begin < 4
+    found = split_by_pachinko(labels, labels[::5], 100, labels // 5, **{**SETTINGS, **sizes})
+    assert len(np.unique(found.train.rows)) == len(found.train.rows) == found.train.sizes.sum() > 0
