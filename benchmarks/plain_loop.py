@@ -40,12 +40,10 @@ class PlainClient:
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
         self.workload, self.model = workload, model
-        self.data: dict[int, tuple[Tensor, Tensor]] = {}
+        self.data = [client_data(workload, client) for client in range(workload.num_clients)]
 
     def train(self, weights: Tensor, client: int) -> Tensor:
         workload = self.workload
-        if client not in self.data:
-            self.data[client] = client_data(workload, client)
         x, y = self.data[client]
         nn.utils.vector_to_parameters(weights, self.model.parameters())
         optimizer = self._optimizer()

@@ -48,18 +48,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def federation_of(workload: Workload) -> Federation:
-    cache: dict[int, Records] = {}
+    def hold(client: int) -> Records:
+        rows = examples(*client_data(workload, client))
+        everyone = torch.ones(len(rows.y), dtype=torch.bool)
+        none = examples(rows.x[:0], rows.y[:0])
+        return Records(rows, none, none, everyone, everyone[:0])
 
-    def load(client: int) -> Records:
-        if client not in cache:
-            rows = examples(*client_data(workload, client))
-            everyone = torch.ones(len(rows.y), dtype=torch.bool)
-            none = examples(rows.x[:0], rows.y[:0])
-            cache[client] = Records(rows, none, none, everyone, everyone[:0])
-        return cache[client]
-
+    held = [hold(client) for client in range(workload.num_clients)]  # in memory, as for the plain loop
     pool = np.arange(workload.num_clients)
-    return Federation(workload.num_clients, 0, 10, workload.input_shape, pool, load(0).test, load)
+    return Federation(workload.num_clients, 0, 10, workload.input_shape, pool, held[0].test, held.__getitem__)
 
 
 class Ours:

@@ -82,3 +82,9 @@ def test_a_message_of_another_type_is_refused():
 @given(header=st.dictionaries(st.text(), JSON), blobs=st.lists(st.binary(max_size=20)))
 def test_a_frame_comes_out_as_it_went_in(header, blobs):
     assert wire.unpack(wire.pack(header, blobs)) == (header, blobs)
+
+
+def test_half_precision_of_either_kind_survives_the_wire():
+    for dtype in (torch.bfloat16, torch.float16):
+        sent = Sent({"w": torch.tensor([1.5, -2.0], dtype=dtype)}, torch.zeros(()))
+        assert torch.equal(wire.decode(Sent, wire.encode(sent)).model["w"], sent.model["w"])

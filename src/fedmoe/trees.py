@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
-from safetensors.torch import save
+from safetensors.numpy import save
+from safetensors.torch import save as torch_save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -76,11 +77,21 @@ def _collect(tree: Tree, path: str, named: Tensors) -> None:
 
 
 def to_bytes(tree: Tree, metadata: dict[str, str] | None = None) -> bytes:
-    """Named tensors as safetensors. Copies, because leaves may share memory and the format refuses that."""
-    return save(
-        {name: leaf.detach().clone(memory_format=torch.contiguous_format) for name, leaf in to_named(tree).items()},
-        metadata,
-    )
+    """Named tensors as safetensors."""
+    return _serialized(to_named(tree), metadata)
+
+
+def rows_to_bytes(tree_S: Tree, size: int) -> list[bytes]:
+    """`to_bytes` of each client of a stacked tree."""
+    named_S = to_named(tree_S)
+    return [_serialized({name: leaf[s] for name, leaf in named_S.items()}) for s in range(size)]
+
+
+def _serialized(named: Tensors, metadata: dict[str, str] | None = None) -> bytes:
+    """By way of NumPy: `safetensors.torch.save` refuses leaves that share memory, and searches long for them."""
+    if any(leaf.dtype == torch.bfloat16 for leaf in named.values()):  # which NumPy does not know
+        return torch_save({name: leaf.detach().clone() for name, leaf in named.items()}, metadata)
+    return save({name: leaf.detach().contiguous().numpy() for name, leaf in named.items()}, metadata)
 
 
 def from_named(kind: type[T], named: Mapping[str, Tensor]) -> T:

@@ -27,12 +27,22 @@ def message(kind: type[T]) -> type[T]:
 
 def encode(tree: Tree) -> bytes:
     """Named tensors of a declared message as bytes."""
+    _require_message(tree)
+    return trees.to_bytes(tree)
+
+
+def encode_rows(tree_S: Tree, size: int) -> list[bytes]:
+    """The message of each client of a cohort."""
+    _require_message(tree_S)
+    return trees.rows_to_bytes(tree_S, size)
+
+
+def _require_message(tree: Tree) -> None:
     if not getattr(type(tree), "may_be_sent", False):
         raise MessageError(
             f"{type(tree).__name__} is not declared as a message, so it may not leave its owner. "
             "Only broadcasts, updates and reports are sent; declare such a type with @message."
         )
-    return trees.to_bytes(tree)
 
 
 def decode(kind: type[T], data: bytes) -> T:

@@ -58,11 +58,8 @@ class Worker:
         self._keep("client", clients, new_S, clock)
         if exchange.private_update:
             self._work_in_private(exchange, header, received, shared_S, state_S, rng)
-        replies = [
-            wire.encode(part)
-            for s in range(len(clients))
-            for part in (trees.pick(update_S, s), trees.pick(report_S, s))
-        ]
+        updates, reports = (wire.encode_rows(part, len(clients)) for part in (update_S, report_S))
+        replies = [blob for pair in zip(updates, reports, strict=True) for blob in pair]
         return wire.pack({"clients": clients}, replies)
 
     def do_personalize(self, header: dict[str, Any], blobs: list[bytes]) -> bytes:
