@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student_t
 
 Result = dict[str, Any]
 Row = dict[str, Any]
@@ -58,6 +57,8 @@ def interval(means: Sequence[float]) -> float | None:
     """
     if len(means) < 2:
         return None
+    from scipy.stats import t as student_t  # here, because its import takes a second
+
     return float(student_t.ppf(0.975, len(means) - 1) * np.std(means, ddof=1) / math.sqrt(len(means)))
 
 
