@@ -216,7 +216,9 @@ class _Run:
         clock: int,
         seconds: float,
     ) -> Result:
-        silent = np.setdiff1d(np.arange(self.federation.num_clients), self.federation.participants)
+        takes_part = np.zeros(self.federation.num_clients, dtype=bool)
+        takes_part[self.federation.participants] = True
+        silent = np.flatnonzero(~takes_part)
         self.run.append_metrics([{"event": "score", **score._asdict()} for score in scores])
         self.run.write_json(self.run.manifest, manifest.as_dict(silent))
         data = {
