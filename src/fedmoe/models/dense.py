@@ -49,9 +49,10 @@ def _linear(prefix: str, layer: nn.Linear) -> Layer:
     weight, bias = f"{prefix}weight", f"{prefix}bias"
 
     def forward(params_S: Tensors, x_SBI: Tensor) -> Tensor:
-        weight_SIO = params_S[weight].transpose(1, 2)
+        # Weights on the left: their gradient comes out in their own layout, not turned round.
+        weight_SOI, x_SIB = params_S[weight], x_SBI.transpose(1, 2)
         if layer.bias is None:
-            return torch.bmm(x_SBI, weight_SIO)
-        return torch.baddbmm(params_S[bias].unsqueeze(1), x_SBI, weight_SIO)
+            return torch.bmm(weight_SOI, x_SIB).transpose(1, 2)
+        return torch.baddbmm(params_S[bias].unsqueeze(2), weight_SOI, x_SIB).transpose(1, 2)
 
     return forward

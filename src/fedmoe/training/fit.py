@@ -260,7 +260,12 @@ def _take_many(data: Examples, rows: list[int], indices: list[Tensor], noise: li
     longest = max(len(index) for index in indices)
     index_RB = pad_rows(indices, longest)
     real_RB = torch.arange(longest) < torch.tensor([len(index) for index in indices])[:, None]
-    at = torch.tensor(rows)[:, None]
-    extra = {name: tensor[at, index_RB] for name, tensor in data.extra.items()}
+    # One index over the rows of all clients: copies whole rows, several times faster than two indices.
+    flat_RB = index_RB + data.y.shape[1] * torch.tensor(rows)[:, None]
+
+    def take(tensor: Tensor) -> Tensor:
+        return tensor.flatten(0, 1).index_select(0, flat_RB.flatten()).view(*flat_RB.shape, *tensor.shape[2:])
+
+    extra = {name: take(tensor) for name, tensor in data.extra.items()}
     drawn = {name: pad_rows([draw[name] for draw in noise], longest) for name in (noise[0] if noise else {})}
-    return Batch(data.x[at, index_RB], data.y[at, index_RB], extra | drawn, training=True), real_RB
+    return Batch(take(data.x), take(data.y), extra | drawn, training=True), real_RB
