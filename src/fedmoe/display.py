@@ -84,13 +84,14 @@ def score_table(results: Sequence[dict[str, Any]], title: str) -> Table:
     """Accuracy in percent, mean over clients (and seeds)."""
     seeds = len({result["seed"] for result in results})
     table = Table(
-        title=f"{title}: accuracy in %, mean over clients" + (f", ± 95% over {seeds} seeds" if seeds > 1 else "")
+        title=f"{title}: accuracy in %, mean over clients" + (f", ± 95% over {seeds} seeds" if seeds > 1 else ""),
+        caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
     rows = summarise(results)
     has_unseen = any(row["unseen"] for row in rows)
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", no_wrap=True, overflow="fold")
     for column in ("own data", "global", *(["unseen"] if has_unseen else []), "worst 10%", "spread"):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
         cells = [_cell(row["own"]), _cell(row["global"]), *([_cell(row["unseen"])] if has_unseen else [])]
         own = row["own"]
@@ -102,7 +103,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return "–"
     interval = "" if cell["interval"] is None else f" ± {100 * cell['interval']:.1f}"
-    before = "" if cell["before"] is None else f"[dim]{100 * cell['before']:.1f} → [/dim]"
+    before = "" if cell["before"] is None else f"[dim]{100 * cell['before']:.1f}→[/dim]"
     return f"{before}{100 * cell['mean']:.1f}{interval}"
 
 
