@@ -119,7 +119,8 @@ def test_data_list_names_what_is_missing(fedmoe, tmp_path: Path) -> None:  # typ
         ("opt_out.clients=[0,1,2,3]", "opt_out.clients"),
         ("opt_out.rules=[{field='colour',values=[1]}]", "label"),
         ("data.name=mnst", "mnist"),
-        ("model.name=small_cnn", "model.name='mlp'"),
+        ("model={name='small_cnn'}", "model.name='mlp'"),
+        ("model.name=small_cnn", "'model.hidden' is not known beside model.name='small_cnn'"),
         ("schedule=3", "schedule"),
     ],
 )

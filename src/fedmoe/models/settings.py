@@ -16,7 +16,6 @@ class MlpModel(ModelSection):
 
 class SmallCnnModel(ModelSection):
     name: Literal["small_cnn"] = "small_cnn"
-    hidden: tuple[PositiveInt, ...] = ()  # of the mlp, not used: so that one word changes a config for an mlp
 
 
 class LeNetModel(ModelSection):
