@@ -142,3 +142,19 @@ def test_the_output_is_one_score_per_class():
 )
 def test_stacking_pays_for_dense_layers_only(module, pays):
     assert Network(module).stacking_pays is pays
+
+
+def test_features_are_the_input_of_the_output_layer_for_one_client_and_for_a_cohort():
+    network = Network(lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
+    params, other, x = network.init(0), network.init(1), torch.randn(4, 3)
+    scores, features = network.with_features(params, x)
+    assert torch.equal(features, torch.relu(x @ params["0.weight"].T + params["0.bias"]))
+    assert torch.equal(scores, network(params, x)) and network.num_features == 5
+    both = {name: torch.stack([params[name], other[name]]) for name in params}
+    stacked = torch.func.vmap(lambda one: network.with_features(one, x)[1])(both)
+    assert torch.allclose(stacked[0], features) and not torch.allclose(stacked[1], features)
+
+
+def test_a_network_without_a_dense_layer_has_no_features():
+    with pytest.raises(ConfigError, match=r"no nn\.Linear"):
+        Network(lambda: nn.Conv2d(1, 1, 3)).with_features({}, torch.zeros(1))

@@ -44,6 +44,7 @@ class Network:
         self._slots = _slots(self._module)
         self._cohort_forward = cohort_forward(self._module)
         self._installed: Tensors | None = None
+        self._output_input: list[Tensor] | None = None
 
     def __call__(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
         if params is not self._installed:
@@ -62,6 +63,24 @@ class Network:
         """The answers of S clients with parameters of their own at once: (S, B, outputs)."""
         assert self._cohort_forward is not None
         return self._cohort_forward(params_S, x_SB)
+
+    def with_features(self, params: Tensors, x: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:
+        """Scores, and the input of the output layer (B, F): what gates on an expert's own features read."""
+        if self._output_input is None:
+            self._output_input = _listen(self._output_layer)
+        scores = self(params, x, training=training)
+        return scores, self._output_input.pop()
+
+    @property
+    def num_features(self) -> int:
+        return self._output_layer.in_features
+
+    @property
+    def _output_layer(self) -> nn.Linear:
+        linear = [layer for layer in self._module.modules() if isinstance(layer, nn.Linear)]
+        if not linear:
+            raise ConfigError(f"the {self.name} has no nn.Linear, so no output layer whose input a gate could read.")
+        return linear[-1]
 
     def init(self, *path: int | str) -> Tensors:
         """Fresh weights for a path such as (run seed, "expert"): the same path, the same weights."""
@@ -127,6 +146,17 @@ class Network:
 def _weights(module: nn.Module) -> Tensors:
     """Copies, in the order of names: the order in which messages and files give them back."""
     return {name: parameter.detach().clone() for name, parameter in sorted(module.named_parameters())}
+
+
+def _listen(layer: nn.Module) -> list[Tensor]:
+    """A list that receives the input of `layer` at every call."""
+    heard: list[Tensor] = []
+
+    def hear(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        heard[:] = [inputs[0]]
+
+    layer.register_forward_pre_hook(hear)
+    return heard
 
 
 def _slots(module: nn.Module) -> Slots:
