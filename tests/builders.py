@@ -96,9 +96,13 @@ def tiny_plan(epochs: int = 2) -> TrainingPlan:
 
 
 def tiny_setting(way: Way = "stacked", clients_per_round: int | None = 3) -> Setting:
+    expert, gate = Network(make_expert, "expert", (FEATURES,)), Network(make_gate, "gate", (FEATURES,))
+    if way == "native":
+        expert.go_native()
+        gate.go_native()
     return Setting(
-        expert=Network(make_expert, "expert"),
-        gate=Network(make_gate, "gate"),
+        expert=expert,
+        gate=gate,
         federated=tiny_plan(),
         local=tiny_plan(3),
         personal=tiny_plan(3),
@@ -108,7 +112,7 @@ def tiny_setting(way: Way = "stacked", clients_per_round: int | None = 3) -> Set
 
 
 def tiny_config(
-    algorithm: str, *, rounds: int = 4, workers: int = 1, seed: int = 0, **schedule: Any
+    algorithm: str, *, rounds: int = 4, workers: int = 1, seed: int = 0, way: Way = "stacked", **schedule: Any
 ) -> ExperimentConfig:
     plans = {
         name: {"batch_size": 4, "learning_rate": 0.2, "optimizer": "sgd"} for name in ("federated", "local", "personal")
@@ -120,7 +124,7 @@ def tiny_config(
             "algorithm": {"name": algorithm},
             "training": plans,
             "schedule": {"rounds": rounds, "clients_per_round": 3, **schedule},
-            "engine": {"workers": workers, "way": "stacked", "cohort_size": 3},
+            "engine": {"workers": workers, "way": way, "cohort_size": 3},
         }
     )
 

@@ -129,9 +129,14 @@ class TestNetworks:
     def test_the_way_of_training_follows_the_models_unless_it_is_set(self):
         dense = build.build_networks(model(), own(), None, None)
         image = build.build_networks(model(name="small_cnn"), own((1, 16, 16)), None, None)
-        assert build.resolve_way(config(), dense) == "stacked"
-        assert build.resolve_way(config(), image) == "looped"
+        assert build.resolve_way(config(), dense) == build.resolve_way(config(), image) == "native"
         assert build.resolve_way(config(engine={"way": "looped"}), dense) == "looped"
+
+    def test_the_native_way_is_refused_where_it_cannot_be_gone(self):
+        odd = build.build_networks(model(), own(), nn.Sequential(nn.Linear(4, 3), nn.GELU()), None)
+        assert build.resolve_way(config(), odd) == "stacked"
+        with pytest.raises(ConfigError, match=r"engine\.way='native'.*the expert cannot: it has a GELU.*'auto'"):
+            build.resolve_way(config(engine={"way": "native"}), odd)
 
 
 def test_the_algorithm_gets_the_plans_and_the_sample_of_the_config():

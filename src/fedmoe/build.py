@@ -1,5 +1,6 @@
 """Config -> parts: the federation, the models, the algorithm. A node of a real deployment calls it too."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,9 +109,10 @@ def build_networks(
             "these data are a regression; the algorithms so far are for classification. Choose other data."
         )
     classes = federation.num_classes
+    shape = federation.input_shape
     networks = (
-        Network(expert or (lambda: _model(config, federation, classes)), "expert"),
-        Network(gate or (lambda: _model(config, federation, 1)), "gate"),
+        Network(expert or (lambda: _model(config, federation, classes)), "expert", shape),
+        Network(gate or (lambda: _model(config, federation, 1)), "gate", shape),
     )
     probe = federation.load(0).train.x[:2]
     for network, outputs in zip(networks, (classes, 1), strict=True):
@@ -135,13 +137,35 @@ def build_algorithm(
         way=way,
         num_clients=federation.num_clients,
         num_classes=federation.num_classes,
-        make_network=lambda outputs: Network(lambda: _model(config.model, federation, outputs), "router"),
+        make_network=lambda outputs: _router(config, federation, outputs, way),
     )
     return find(config.algorithm.name).factory(config.algorithm.options(), setting)
 
 
+def _router(config: ExperimentConfig, federation: Federation, outputs: int, way: Way) -> Network:
+    router = Network(lambda: _model(config.model, federation, outputs), "router", federation.input_shape)
+    follow(way, [router])
+    return router
+
+
+def follow(way: Way, networks: Iterable[Network]) -> None:
+    """Make the networks answer the way that was chosen."""
+    if way == "native":
+        for network in networks:
+            network.go_native()
+
+
 def resolve_way(config: ExperimentConfig, networks: tuple[Network, Network]) -> Way:
-    return choose_way(networks) if config.engine.way == "auto" else config.engine.way
+    wanted = config.engine.way
+    if wanted == "auto":
+        return choose_way(networks)
+    for network in networks:
+        if wanted == "native" and network.obstacle:
+            raise ConfigError(
+                f"engine.way='native' (or a run that was begun so), but the {network.name} cannot: {network.obstacle}. "
+                "Set engine.way='auto' for a new run; a run must end the way it began."
+            )
+    return wanted
 
 
 def _read_masks(config: OptOutConfig) -> dict[int, NDArray[np.bool_]] | None:

@@ -17,6 +17,7 @@ from fedmoe.data.download import get
 from fedmoe.data.sources import data_folder, list_sources
 from fedmoe.errors import ConfigError, FedmoeError
 from fedmoe.experiment import Result, Stopped, run_events
+from fedmoe.explain import explain
 from fedmoe.interrupts import stop_on_signals
 from fedmoe.report.figures import class_counts, trade_off
 from fedmoe.storage.files import write_atomically
@@ -88,6 +89,15 @@ def compare_command(
         for member, event in compare_events(chosen, home, numbers, command=_command(), should_stop=request):
             progress.show(member.label, event)
     _print_results([read_results(member.directory) for member in members(chosen, home, numbers)], home, chosen.name)
+
+
+@app.command(name="explain")
+def explain_command(config: ConfigPath, changes: Changes = None, workers: Workers = None) -> None:
+    """Which way of training a config takes on this machine, why, and about how long its rounds will last.
+
+    Example: fedmoe explain configs/digits.toml
+    """
+    console.print(display.explanation(explain(_read(config, changes, workers))))
 
 
 @data_app.command(name="list")

@@ -98,7 +98,7 @@ class EvaluationConfig(Section):
 
 class EngineConfig(Section):
     workers: PositiveInt | None = None  # default: one per core
-    way: Literal["auto", "stacked", "looped"] = "auto"
+    way: Literal["auto", "native", "stacked", "looped"] = "auto"
     cohort_size: PositiveInt | None = None  # clients trained together: 1 looped, 16 stacked
 
 

@@ -26,6 +26,7 @@ from fedmoe.data.sources import SourceStatus
 from fedmoe.engines.coordinator import RoundRecord
 from fedmoe.evaluation.summary import summarise
 from fedmoe.experiment import Advanced, Event, Started
+from fedmoe.explain import Explanation
 from fedmoe.partition.split import Split
 from fedmoe.report.html import render
 
@@ -186,3 +187,26 @@ def data_table(sources: Sequence[SourceStatus], folder: Path | None) -> Table:
         counts = (f"{source.train_rows:,}", f"{source.test_rows:,}", str(source.num_classes))
         table.add_row(source.name, source.title, *counts, here)
     return table
+
+
+def explanation(told: Explanation) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("way", f"[bold]{told.way}[/bold]: {told.why}")
+    table.add_row("model", f"{told.weights:,} weights" + "".join(f"\n  {layer}" for layer in told.layers))
+    table.add_row("workers", str(told.workers))
+    if told.seconds_per_round is None:
+        table.add_row("rounds", "none: clients never talk")
+    else:
+        total = told.rounds * told.seconds_per_round
+        table.add_row(
+            "rounds",
+            f"{told.rounds} of about {told.seconds_per_round:.2g} s (measured on one): {_duration(total)}, without "
+            "validation, personalisation and scores",
+        )
+    return table
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

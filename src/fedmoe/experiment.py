@@ -28,9 +28,11 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
+from fedmoe.training.ways import missing_kernels
 from fedmoe.vocabulary import ClientId, Tree
 
-COHORT_SIZE = {"looped": 1, "stacked": 16}
+# None: by the number of clients. Native kernels compute each client by itself, so a cohort only saves messages.
+COHORT_SIZE = {"looped": 1, "stacked": 16, "native": None}
 
 
 class Started(NamedTuple):
@@ -108,13 +110,16 @@ def run_events(
         built = build.Built(federation) if federation is not None else build.build_federation(config)
         federation = built.federation
         networks = build.build_networks(config.model, federation, expert, gate)
-        config = _claim(config, networks, run, federation.digest)
+        asked, config = config, _claim(config, networks, run, federation.digest)
         if built.split is not None:
             built.split.save(run.split)
         way = build.resolve_way(config, networks)
+        build.follow(way, networks)
         algorithm = build.build_algorithm(config, federation, networks, way)
+        missing = missing_kernels(networks, way) if asked.engine.way == "auto" else None
         yield from _Run(config, run, federation, algorithm, should_stop).events(
-            {**_shown(built), "way": way, "command": command, "model_weights": networks[0].num_weights}
+            {**_shown(built), "way": way, "command": command, "model_weights": networks[0].num_weights},
+            [missing] if missing else [],
         )
 
 
@@ -131,9 +136,9 @@ class _Run:
         self.should_stop = should_stop
         self.rounds = config.schedule.rounds if algorithm.round else 0
 
-    def events(self, facts: dict[str, Any]) -> Iterator[Event]:
+    def events(self, facts: dict[str, Any], notes: list[str]) -> Iterator[Event]:
         begun = time.monotonic()
-        checkpoint, notes = load_newest(self.run.checkpoints, self.algorithm.server_type)
+        checkpoint, odd = load_newest(self.run.checkpoints, self.algorithm.server_type)
         if checkpoint is None:
             checkpoint = Checkpoint(0, self.algorithm.init_server(self.config.seed), {})
         done, server, note = checkpoint
@@ -141,7 +146,7 @@ class _Run:
         earlier = sum(event["seconds"] for event in history)
         manifest = Manifest(note.get("manifest"))
         manifest.replay(event["sent"] for event in history)
-        yield Started(self.rounds, done, notes)
+        yield Started(self.rounds, done, [*notes, *odd])
         worker = Worker(self.algorithm, self.federation, self.run.private_store, self.config.seed)
         with start(worker, self.config.engine.workers or default_workers()) as transport:
             coordinator = self._coordinator(transport, manifest, facts["way"])

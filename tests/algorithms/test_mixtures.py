@@ -15,8 +15,8 @@ from fedmoe.models.images import mlp
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.classifier import log_probs
 from fedmoe.training.fit import EarlyStopping, Group, fit
-from fedmoe.training.local import log_probs
 from fedmoe.training.plan import TrainingPlan
 
 EXPERT = Network(lambda: mlp((3,), 2, (4,)), "expert")

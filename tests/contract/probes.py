@@ -22,9 +22,9 @@ from fedmoe.clients.federation import side_by_side
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.classifier import ClassifierLoss, log_probs
 from fedmoe.training.fit import Group, Loss, Schedule, Trainable, fit
 from fedmoe.training.inference import Batch, clients_of, per_example
-from fedmoe.training.local import classifier_losses, log_probs
 from fedmoe.training.optimizers import Sgd
 from fedmoe.vocabulary import ClientData, ClientId, Examples, Tensors, Tree
 from fedmoe.wire import message
@@ -342,7 +342,7 @@ def gradient_of_general(
     setting: Setting, shared: General, client: Nothing, data: ClientData, rng: Streams
 ) -> tuple[Nothing, Gradient, NoReport]:
     """One step of length 1 from where the general model is; half of the records are the gate's."""
-    group = Group(shared.general, classifier_losses(setting.expert), halves(data.train)[0], Sgd(1.0))
+    group = Group(shared.general, ClassifierLoss(setting.expert), halves(data.train)[0], Sgd(1.0))
     moved = fit({"model": group}, Schedule(batch_size=4, steps=1), rng, setting.way).params["model"]
     return client, Gradient(trees.tree_map(torch.sub, shared.general, moved)), NoReport()
 

@@ -51,9 +51,20 @@ every_algorithm = pytest.mark.parametrize("name", ENTRIES)
 every_algorithm_that_sends = pytest.mark.parametrize("name", TALKATIVE)
 
 
-def make(name: str, way: Way = "stacked") -> Algorithm:
+def make(name: str, way: Way | None = None) -> Algorithm:
     entry = ENTRIES[name]
-    return entry.factory(entry.config(), tiny_setting(way))
+    return entry.factory(entry.config(), tiny_setting(way or current_way[0]))
+
+
+current_way: list[Way] = ["stacked"]
+
+
+@pytest.fixture(autouse=True, params=["stacked", "native"])
+def every_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The whole contract holds on the general path and on the native kernels."""
+    current_way[0] = request.param
+    yield
+    current_way[0] = "stacked"
 
 
 def exchanges(algorithm: Algorithm) -> list[Exchange]:
@@ -61,13 +72,13 @@ def exchanges(algorithm: Algorithm) -> list[Exchange]:
     return [*algorithm.round, *algorithm.delivery, *others, *([algorithm.release] if algorithm.release else [])]
 
 
-# One definition, two ways
+# One definition, three ways
 
 
 @every_algorithm
-def test_stacked_equals_looped(name: str, tmp_path: Path) -> None:
+def test_stacked_and_native_equal_looped(name: str, tmp_path: Path) -> None:
     federation = tiny_federation()
-    stacked, spied_stacked = run_spied(make(name, "stacked"), federation, tmp_path / "stacked", cohort_size=4)
+    stacked, spied_stacked = run_spied(make(name), federation, tmp_path / "stacked", cohort_size=4)
     looped, spied_looped = run_spied(make(name, "looped"), federation, tmp_path / "looped", cohort_size=1)
 
     assert_close(trees.to_named(stacked.server), trees.to_named(looped.server))

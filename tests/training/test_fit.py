@@ -12,8 +12,8 @@ from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.errors import ConfigError
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit, shuffled
-from fedmoe.training.local import classifier_losses
 from fedmoe.training.optimizers import Adam, Sgd
 
 WAYS = ["looped", "stacked"]
@@ -118,7 +118,7 @@ def test_training_is_plain_training_with_torch_optim(way, ours, theirs):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    group = Group(starts(network, 1), classifier_losses(network), side_by_side([data]), ours)
+    group = Group(starts(network, 1), ClassifierLoss(network), side_by_side([data]), ours)
     fitted = fit({"model": group}, Schedule(3, epochs=4), streams(1, client), way)
     for name, expected in module.named_parameters():
         torch.testing.assert_close(fitted.params["model"][name][0], expected, rtol=1e-5, atol=1e-6)
@@ -133,7 +133,7 @@ def test_padding_does_not_change_an_update(way):
     padded.x[1, 2:] = 1e6
 
     def train(examples_S):
-        group = Group(starts(network, 2), classifier_losses(network), examples_S, Sgd(0.5))
+        group = Group(starts(network, 2), ClassifierLoss(network), examples_S, Sgd(0.5))
         stop = EarlyStopping(group.loss, examples_S, patience=2)
         return fit({"model": group}, Schedule(2, epochs=3), streams(2), way, stopping=stop)
 
@@ -145,7 +145,7 @@ def test_padding_does_not_change_an_update(way):
 def test_a_client_trains_the_same_whoever_else_is_in_the_cohort(way):
     network = linear()
     parts = [points(size, size) for size in (6, 3, 8)]
-    group = Group(starts(network, 3), classifier_losses(network), side_by_side(parts), Adam(0.05))
+    group = Group(starts(network, 3), ClassifierLoss(network), side_by_side(parts), Adam(0.05))
     together = fit({"model": group}, Schedule(2, epochs=2), streams(3), way)
     lone = group._replace(params=trees.tree_map(lambda leaf: leaf[1:2], group.params), data=side_by_side([parts[1]]))
     alone = fit({"model": lone}, Schedule(2, epochs=2), streams(1, 1), way)
@@ -275,7 +275,7 @@ def test_frozen_parts_are_read_but_never_changed(way):
 
 def test_dropout_trains_deterministically_and_leaves_the_global_generator_alone():
     network = Network(lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)))
-    group = Group(starts(network, 2), classifier_losses(network), side_by_side([points(6, 0), points(4, 1)]), Sgd(0.3))
+    group = Group(starts(network, 2), ClassifierLoss(network), side_by_side([points(6, 0), points(4, 1)]), Sgd(0.3))
 
     def train(global_seed):
         torch.manual_seed(global_seed)
@@ -286,14 +286,14 @@ def test_dropout_trains_deterministically_and_leaves_the_global_generator_alone(
 
     assert torch.equal(train(1), train(2))
     off = Network(lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.0), nn.Linear(8, 2)))
-    plain = group._replace(loss=classifier_losses(off))
+    plain = group._replace(loss=ClassifierLoss(off))
     without = fit({"model": plain}, Schedule(2, epochs=2), streams(2), "looped").params["model"]["0.weight"]
     assert not torch.allclose(train(1), without)
 
 
 def test_a_module_that_cannot_be_stacked_says_what_to_do():
     network = Network(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)))
-    group = Group(starts(network, 2), classifier_losses(network), side_by_side([points(3, 0), points(3, 1)]), Sgd(0.3))
+    group = Group(starts(network, 2), ClassifierLoss(network), side_by_side([points(3, 0), points(3, 1)]), Sgd(0.3))
     with pytest.raises(ConfigError, match=r"cannot be trained stacked.*engine.way = 'looped'"):
         fit({"model": group}, Schedule(2), streams(2), "stacked")
 

@@ -1,12 +1,43 @@
+import pytest
 from torch import nn
 
 from fedmoe.models.images import SmallCNN, mlp
 from fedmoe.models.network import Network
-from fedmoe.training.ways import choose_way
+from fedmoe.models.resnet import resnet
+from fedmoe.training.ways import choose_way, missing_kernels, reason
 
 
-def test_dense_models_are_stacked_and_a_single_convolution_makes_the_loop():
-    dense, image = Network(lambda: mlp((4,), 2, (3,))), Network(lambda: SmallCNN((1, 28, 28), 2))
-    assert choose_way([dense, dense]) == "stacked"
-    assert choose_way([dense, image]) == choose_way([image, dense]) == "looped"
-    assert choose_way([Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1)))]) == "looped"
+def dense():
+    return Network(lambda: mlp((4,), 2, (3,)), "expert", (4,))
+
+
+def image():
+    return Network(lambda: SmallCNN((1, 28, 28), 2), "gate", (1, 28, 28))
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+
+def test_chains_of_common_layers_run_natively():
+    networks = [dense(), image()]
+    assert choose_way(networks) == "native" and "every network is a chain" in reason(networks, "native")
+    assert missing_kernels(networks, "native") is None
+
+
+def test_without_a_compiler_dense_models_are_stacked_and_a_single_convolution_makes_the_loop(no_compiler):
+    assert choose_way([dense(), dense()]) == "stacked"
+    assert choose_way([dense(), image()]) == choose_way([image(), dense()]) == "looped"
+    assert "no-such-compiler" in missing_kernels([dense()], "stacked")
+    assert "PyTorch's speed" in missing_kernels([dense()], "stacked")
+
+
+def test_one_network_that_the_kernels_do_not_know_takes_all_to_the_general_ways():
+    odd = Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1)), "expert", (4,))
+    assert choose_way([odd, dense()]) == "looped" and "Dropout" in reason([odd, dense()], "looped")
+    assert missing_kernels([odd], "looped") is None  # a compiler would not help
+    residual = Network(lambda: resnet((3, 8, 8), 2, 8, 4), "expert", (3, 8, 8))
+    assert choose_way([dense(), residual]) == "looped" and "straight chain" in reason([dense(), residual], "looped")
+    normed = Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)), "expert", (4,))
+    assert choose_way([normed]) == "stacked" and "batch well" in reason([normed], "stacked")

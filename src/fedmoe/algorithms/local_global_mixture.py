@@ -16,9 +16,10 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.local_only import train_alone
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.streams import Streams
+from fedmoe.training.classifier import log_probs
 from fedmoe.training.fit import Loss, Trainable
 from fedmoe.training.inference import Batch
-from fedmoe.training.local import log_probs, train_mixture
+from fedmoe.training.local import train_mixture
 from fedmoe.vocabulary import ClientData, Tensors, Tree
 
 

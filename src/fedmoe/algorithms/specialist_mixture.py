@@ -17,9 +17,10 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.fine_tuned import fine_tune
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.streams import Streams
+from fedmoe.training.classifier import log_probs
 from fedmoe.training.fit import Loss, Trainable
 from fedmoe.training.inference import Batch, per_example
-from fedmoe.training.local import log_probs, train_mixture
+from fedmoe.training.local import train_mixture
 from fedmoe.vocabulary import ClientData, Examples, Tensors, Tree
 
 

@@ -64,7 +64,7 @@ class Coordinator:
         *,
         seed: int,
         rounds: int,
-        cohort_size: int,
+        cohort_size: int | None,
         manifest: Manifest,
         max_update_norm: float | None = None,
     ) -> None:
@@ -166,7 +166,7 @@ class Coordinator:
         by_key: dict[Any, list[ClientId]] = {}
         for client in sorted(broadcasts):
             by_key.setdefault(exchange.cohort_key(broadcasts[client]), []).append(client)
-        size = size or self.cohort_size
+        size = size or self.cohort_size or _spread(len(broadcasts))
         parts = [group[i : i + size] for group in by_key.values() for i in range(0, len(group), size)]
         return [Cohort(part, [broadcasts[client] for client in part]) for part in parts]
 
@@ -230,6 +230,12 @@ class Coordinator:
             if "error" in answer:
                 raise ERRORS.get(answer["error"], RunError)(answer["message"])
             yield answer, blobs
+
+
+def _spread(num_clients: int) -> int:
+    """Cohorts that keep a handful of workers busy to the end of a round. The number of workers itself plays no part: the
+    composition of cohorts must not depend on it."""
+    return min(-(-num_clients // 8), 16)
 
 
 def _frame(header: dict[str, Any], cohort: Cohort, encoded: dict[Identity, bytes]) -> bytes:

@@ -2,13 +2,18 @@
 
 import copy
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmoe.errors import ConfigError, MessageError
 from fedmoe.models.dense import cohort_forward
+from fedmoe.native.build import NoKernels
+from fedmoe.native.kernel import Kernel
+from fedmoe.native.program import Program, Unsupported, program_of, without_output
 from fedmoe.streams import derive_seed
 from fedmoe.vocabulary import Tensors
 
@@ -35,8 +40,11 @@ class Network:
     ``torch.func.functional_call`` would pay a tenth of a small CNN's step on each.
     """
 
-    def __init__(self, source: ModuleOrFactory, name: str = "model") -> None:
-        self.name = name
+    def __init__(
+        self, source: ModuleOrFactory, name: str = "model", input_shape: tuple[int, ...] | None = None
+    ) -> None:
+        """`input_shape` of one example is what native kernels are made for; without it the module itself runs."""
+        self.name, self.input_shape = name, input_shape
         self._source = source
         self._module = copy.deepcopy(source) if isinstance(source, nn.Module) else self._build(0)
         self._refuse_running_statistics()
@@ -45,8 +53,13 @@ class Network:
         self._cohort_forward = cohort_forward(self._module)
         self._installed: Tensors | None = None
         self._output_input: list[Tensor] | None = None
+        self.native: Kernel | None = None
+        self._body: Kernel | None = None
+        self._output_names: tuple[str, str | None] = ("", None)
 
     def __call__(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
+        if self.native:
+            return self.native([params[name] for name in self.native.program.params], x)
         if params is not self._installed:
             self._install(params)
         if self._module.training != training:
@@ -54,18 +67,55 @@ class Network:
         output: Tensor = self._module(x)
         return output
 
+    def go_native(self) -> None:
+        """From now on the native kernels answer."""
+        self.native = self._kernel()
+
+    @cached_property
+    def obstacle(self) -> str | None:
+        """Why native kernels cannot run this network on this machine, or None."""
+        try:
+            self._kernel()
+        except (Unsupported, NoKernels) as error:
+            return str(error)
+        return None
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the kernels would know its layers, be they at hand or not."""
+        try:
+            return bool(self.program.layers)
+        except Unsupported:
+            return False
+
+    @cached_property
+    def program(self) -> Program:
+        """The chain of layers that the kernels would run; raises Unsupported."""
+        if self.input_shape is None:
+            raise Unsupported("the shape of its inputs is not known")
+        return program_of(self._module, self.input_shape)
+
+    def _kernel(self) -> Kernel:
+        return Kernel(self.program, [tuple(self._start[name].shape) for name in self.program.params])
+
     @property
     def reads_cohorts(self) -> bool:
-        """Whether `cohort` works: a chain of dense layers."""
-        return self._cohort_forward is not None
+        """Whether `cohort` works: native kernels, or a chain of dense layers."""
+        return self.native is not None or self._cohort_forward is not None
 
     def cohort(self, params_S: Tensors, x_SB: Tensor) -> Tensor:
         """The answers of S clients with parameters of their own at once: (S, B, outputs)."""
+        if self.native:
+            return self(params_S, x_SB)
         assert self._cohort_forward is not None
         return self._cohort_forward(params_S, x_SB)
 
     def with_features(self, params: Tensors, x: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:
         """Scores, and the input of the output layer (B, F): what gates on an expert's own features read."""
+        if self._native_body:
+            features = self._native_body([params[name] for name in self._native_body.program.params], x)
+            weight, bias = self._output_names
+            return F.linear(features, params[weight], params[bias] if bias else None), features
         if self._output_input is None:
             self._output_input = _listen(self._output_layer)
         scores = self(params, x, training=training)
@@ -74,6 +124,16 @@ class Network:
     @property
     def num_features(self) -> int:
         return self._output_layer.in_features
+
+    @property
+    def _native_body(self) -> Kernel | None:
+        """The kernels up to the output layer's input."""
+        if self.native is None:
+            return None
+        if self._body is None:
+            program, self._output_names = without_output(self.native.program)
+            self._body = Kernel(program, [tuple(self._start[name].shape) for name in program.params])
+        return self._body
 
     @property
     def _output_layer(self) -> nn.Linear:

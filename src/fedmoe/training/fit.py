@@ -1,11 +1,14 @@
 """The one local trainer: a cohort of clients, ragged sizes, several parameter groups, early stopping per client.
 
-Two ways with one meaning. *Stacked*: parameters with a client axis and a batched forward by ``vmap``: pays for dense
-models. *Looped*: one client at a time: pays for convolutions on a CPU. They agree to float tolerance; a test says so.
+Three ways with one meaning. *Native*: compiled kernels for chains of common layers; a client's whole epoch is one call
+where the loss is plain cross-entropy. *Stacked*: parameters with a client axis and a batched forward by ``vmap``: pays
+for dense models. *Looped*: one client at a time: pays for convolutions on a CPU. They agree to float tolerance; a test
+says so.
 
 Shape suffixes: S clients, R clients that take this step, P parameters of a group, N examples, B examples of a batch.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -17,6 +20,7 @@ from fedmoe.streams import Streams
 from fedmoe.training.flat import Layout
 from fedmoe.training.gradients import gradient_of_one, gradients_of_many
 from fedmoe.training.inference import Batch, Way, clients_of, pad_rows, per_example
+from fedmoe.training.native_epochs import native_epochs
 from fedmoe.training.optimizers import Optimizer, descend, init_slots
 from fedmoe.vocabulary import Examples, Tensors, Tree
 
@@ -37,7 +41,6 @@ class Group(NamedTuple):
     optimizer: Optimizer
     batch_term: Callable[[Trainable, Tree, Batch, Tensor], Tensor] | None = None  # last: which rows are real
     noise: Callable[[torch.Generator, int], Tensors] | None = None  # per-example draws, added to batch.extra
-    cohort_loss: Loss | None = None  # the same loss of a whole cohort at once, (R, B), where that is faster than vmap
 
 
 class Schedule(NamedTuple):
@@ -75,7 +78,7 @@ def fit(
 ) -> Fitted:
     """Train every client of the cohort on its own. `frozen` is a tree with a client axis that no group changes."""
     frozen = {} if frozen is None else frozen
-    if way == "stacked":
+    if way != "looped":
         return _Cohort(groups, schedule, rng, way, frozen, stopping).train()
     parts = []
     for s, client in enumerate(rng.clients):
@@ -124,6 +127,7 @@ class _Cohort:
             self.grads = {name: torch.empty_like(flat) for name, flat in self.flat.items()}
             self.frozen_of_one = trees.pick(frozen, 0)
         self.loss_S, self.epochs_S = torch.zeros(self.size), torch.zeros(self.size)
+        self.native = native_epochs(groups, self.layouts, self.flat, self.slots) if way == "native" else None
 
     def train(self) -> Fitted:
         epochs = 1 if self.schedule.steps is not None else self.schedule.epochs
@@ -144,6 +148,13 @@ class _Cohort:
 
     def run_epoch(self, alive: list[int]) -> None:
         self.loss_S[alive] = 0
+        if self.native:
+            ((_, streams),) = self.batches.items()
+            for s in alive:
+                batches = list(itertools.islice(streams[s], self.steps_S[s]))
+                self.loss_S[s] = self.native.run(s, batches, self.taken_S[s]) / len(batches)
+                self.taken_S[s] += len(batches)
+            return
         for step in range(max(self.steps_S[s] for s in alive)):
             self.step([s for s in alive if step < self.steps_S[s]])
         self.loss_S[alive] /= torch.tensor([self.steps_S[s] for s in alive])
@@ -181,7 +192,7 @@ class _Cohort:
             frozen = self.frozen if len(rows) == self.size else trees.tree_map(lambda leaf: leaf[rows], self.frozen)
             batches, real_RB = _take_many(group.data, rows, indices, noise)
             many = (name, group.loss, group.batch_term, self.layouts, point, frozen, batches, real_RB)
-            loss, grad = gradients_of_many(*many, cohort_loss=group.cohort_loss)
+            loss, grad = gradients_of_many(*many)
         if name == next(iter(self.groups)):
             self.loss_S.index_add_(0, torch.tensor(rows), loss)
         return grad

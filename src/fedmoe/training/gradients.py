@@ -8,6 +8,7 @@ from torch.func import vmap
 
 from fedmoe import trees
 from fedmoe.errors import ConfigError
+from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.flat import Layout
 from fedmoe.training.inference import Batch
 from fedmoe.vocabulary import Tensors, Tree
@@ -37,7 +38,6 @@ def gradients_of_many(
     frozen: Tree,
     batches: Batch,
     real_RB: Tensor,
-    cohort_loss: Loss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(losses (R,), gradients (R, P)); padded rows of a batch count for nothing."""
 
@@ -55,9 +55,9 @@ def gradients_of_many(
     own = point[name].detach().requires_grad_()
     parts = (batches.x, batches.y, batches.extra)
     try:
-        if cohort_loss and not batch_term:
+        if isinstance(loss, ClassifierLoss) and loss.network.reads_cohorts and not batch_term:
             trainable_R = {group: layouts[group].unpack(flat) for group, flat in {**point, name: own}.items()}
-            losses_R = (cohort_loss(trainable_R, frozen, batches) * real_RB).sum(1) / real_RB.sum(1)
+            losses_R = (loss.cohort(trainable_R, frozen, batches) * real_RB).sum(1) / real_RB.sum(1)
         else:
             losses_R = vmap(mean_loss)(own, point, frozen, parts, real_RB)
         (grads_RP,) = torch.autograd.grad(losses_R.sum(), own)

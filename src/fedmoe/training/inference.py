@@ -10,7 +10,7 @@ from torch.func import vmap
 from fedmoe import trees
 from fedmoe.vocabulary import Examples, Tensors, Tree
 
-Way = Literal["stacked", "looped"]
+Way = Literal["native", "stacked", "looped"]
 
 # Large enough to keep the kernels busy, small enough that activations of a convolution stay in cache.
 CHUNK = 250
@@ -33,7 +33,7 @@ PerExample = Callable[[Any, Batch], Tensor]
 
 def per_example(function: PerExample, tree_S: Tree, examples: Examples, way: Way) -> Tensor:
     """``function(tree, batch) -> (B, ...)`` for every client and example: (S, N, ...); rows of padding hold zeros."""
-    if way == "stacked":
+    if way != "looped":
         return _stacked(function, tree_S, examples)
     rows = [_one_client(function, trees.pick(tree_S, s), one) for s, one in enumerate(clients_of(examples))]
     return pad_rows(rows, examples.y.shape[1])

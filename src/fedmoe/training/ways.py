@@ -1,11 +1,33 @@
-"""Which way to train: a plain rule from the models and the device."""
+"""Which way to train: a plain rule from the models and the machine, never a race."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from fedmoe.models.network import Network
 from fedmoe.training.inference import Way
 
 
-def choose_way(networks: Iterable[Network]) -> Way:
-    """Stacked where every layer batches well on a CPU (dense models), looped elsewhere."""
+def choose_way(networks: Sequence[Network]) -> Way:
+    """Native where kernels know every network; else stacked where every layer batches well on a CPU, else looped."""
+    if not any(network.obstacle for network in networks):
+        return "native"
     return "stacked" if all(network.stacking_pays for network in networks) else "looped"
+
+
+def missing_kernels(networks: Sequence[Network], way: Way) -> str | None:
+    """A word to the user where only a compiler is missing for the native way."""
+    if way == "native" or not all(network.is_chain for network in networks):
+        return None
+    obstacle = next((network.obstacle for network in networks if network.obstacle), None)
+    return obstacle and f"native kernels are not available: {obstacle}. Training runs at PyTorch's speed."
+
+
+def reason(networks: Sequence[Network], way: Way) -> str:
+    """Why `choose_way` says so, in a sentence for the user."""
+    if way == "native":
+        return "every network is a chain of layers that the native kernels know"
+    obstacles = [f"the {network.name} cannot run natively: {network.obstacle}" for network in networks]
+    first = next(text for text, network in zip(obstacles, networks, strict=True) if network.obstacle)
+    general = (
+        "all layers batch well over clients" if way == "stacked" else "one client at a time in one worker per core"
+    )
+    return f"{first}; {general}"

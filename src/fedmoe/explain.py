@@ -1,0 +1,67 @@
+"""What a config would do before it does it: which way of training, why, and about how long."""
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from fedmoe import build
+from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.clients.federation import Federation
+from fedmoe.config import ExperimentConfig
+from fedmoe.engines.coordinator import Coordinator
+from fedmoe.engines.embedded import default_workers, start
+from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.worker import Worker
+from fedmoe.experiment import COHORT_SIZE
+from fedmoe.training.inference import Way
+from fedmoe.training.ways import reason
+
+
+class Explanation(NamedTuple):
+    """`seconds_per_round` was measured on a round or two that are thrown away; None where clients never talk."""
+
+    way: Way
+    why: str
+    weights: int
+    layers: list[str]  # of the native program; empty on the general ways
+    workers: int
+    rounds: int
+    seconds_per_round: float | None
+
+
+def explain(config: ExperimentConfig) -> Explanation:
+    federation = build.build_federation(config).federation
+    networks = build.build_networks(config.model, federation, None, None)
+    way = build.resolve_way(config, networks)
+    why = reason(networks, way) if config.engine.way == "auto" else f"engine.way={way!r} asks for it"
+    build.follow(way, networks)
+    algorithm = build.build_algorithm(config, federation, networks, way)
+    workers = config.engine.workers or default_workers()
+    layers = [layer.describe() for layer in networks[0].program.layers] if way == "native" else []
+    seconds = _time_round(config, federation, algorithm, way, workers) if algorithm.round else None
+    rounds = config.schedule.rounds if algorithm.round else 0
+    return Explanation(way, why, networks[0].num_weights, layers, workers, rounds, seconds)
+
+
+def _time_round(
+    config: ExperimentConfig, federation: Federation, algorithm: Algorithm, way: Way, workers: int
+) -> float:
+    """The second round: the first one also pays for warming up."""
+    server = algorithm.init_server(config.seed)
+    with TemporaryDirectory() as folder:
+        worker = Worker(algorithm, federation, Path(folder) / "private.sqlite", config.seed)
+        with start(worker, workers) as transport:
+            coordinator = Coordinator(
+                algorithm,
+                federation,
+                transport,
+                seed=config.seed,
+                rounds=10**9,  # so that neither is the last one
+                cohort_size=config.engine.cohort_size or COHORT_SIZE[way],
+                manifest=Manifest(),
+            )
+            for number in (1, 2):
+                begun = time.monotonic()
+                server, _ = coordinator.run_round(server, number)
+    return time.monotonic() - begun

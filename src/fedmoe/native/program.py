@@ -1,0 +1,274 @@
+"""From an `nn.Module` to the list of layers that the native kernels run; or the reason why they cannot.
+
+The module's own forward is traced (torch.fx), so a chain is found whether it is an `nn.Sequential` or plain code that
+calls `F.relu` and `flatten`. Anything but one straight chain of the layers below goes the general ways.
+"""
+
+import itertools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+CONV, DENSE, MAX_POOL, AVERAGE_POOL, RELU, SIGMOID, TANH, TO_CHANNELS_FIRST, EMBEDDING_MEAN = range(9)
+
+_NAMES = (
+    "convolution",
+    "dense",
+    "max pool",
+    "average pool",
+    "relu",
+    "sigmoid",
+    "tanh",
+    "channels first",
+    "embedding mean",
+)
+
+Size = tuple[int, int, int]  # channels, height, width; a vector is (c, 1, 1)
+
+
+class Layer(NamedTuple):
+    """The same numbers in the same order as `struct Layer` in layer.h."""
+
+    kind: int
+    c: int
+    h: int
+    w: int
+    oc: int
+    oh: int
+    ow: int
+    ch: int = 1
+    cw: int = 1
+    kh: int = 1
+    kw: int = 1
+    sh: int = 1
+    sw: int = 1
+    ph: int = 0
+    pw: int = 0
+    qh: int = 1
+    qw: int = 1
+    rh: int = 1
+    rw: int = 1
+    relu: int = 0
+    weight: int = -1
+    bias: int = -1
+
+    @property
+    def output(self) -> Size:
+        return self.oc, self.oh, self.ow
+
+    def describe(self) -> str:
+        name = _NAMES[self.kind]
+        kernel = f" {self.kh}x{self.kw}" if self.kind in (CONV, MAX_POOL, AVERAGE_POOL) else ""
+        pool = f" + max pool {self.qh}x{self.qw}" if self.qh * self.qw > 1 else ""
+        size = "x".join(str(length) for length in self.output if length > 1) or "1"
+        return f"{name}{kernel}{' + relu' if self.relu else ''}{pool} -> {size}"
+
+
+class Program(NamedTuple):
+    """`params` names the parameters in the order of the numbers in `weight` and `bias`."""
+
+    layers: tuple[Layer, ...]
+    params: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    channels_last: bool  # images of several channels are given to the kernels as (height, width, channels)
+    num_outputs: int
+
+
+class Unsupported(Exception):  # noqa: N818 (not an error: the general ways take over)
+    """Why a module is no chain of the layers that the kernels know."""
+
+
+def program_of(module: nn.Module, input_shape: tuple[int, ...]) -> Program:
+    """Raises Unsupported with the reason."""
+    if len(input_shape) not in (1, 3):
+        raise Unsupported(f"examples of shape {input_shape} are neither vectors nor images")
+    size: Size = (input_shape[0], 1, 1) if len(input_shape) == 1 else (input_shape[0], input_shape[1], input_shape[2])
+    builder = _Builder(size, flat=len(input_shape) == 1, names=_names(module))
+    for node, layer in _chain(module):
+        builder.add(node, layer)
+    if not builder.flat or not builder.layers:
+        raise Unsupported("its output is not a vector per example")
+    channels_last = len(input_shape) == 3 and size[0] > 1 and size[1] * size[2] > 1
+    return Program(tuple(builder.layers), tuple(builder.params), input_shape, channels_last, builder.size[0])
+
+
+def without_output(program: Program) -> tuple[Program, tuple[str, str | None]]:
+    """The program up to the input of its last layer, and the names of that layer's weight and bias."""
+    *body, last = program.layers
+    if last.kind != DENSE or last.relu or not body:
+        raise Unsupported("its last layer is not a plain dense one behind others")
+    names = program.params[last.weight], program.params[last.bias] if last.bias >= 0 else None
+    kept = tuple(name for name in program.params if name not in names)
+    return program._replace(layers=tuple(body), params=kept, num_outputs=last.c), names
+
+
+def _names(module: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in module.named_parameters()}
+
+
+def _chain(module: nn.Module) -> list[tuple[fx.Node, nn.Module | None]]:
+    """Every step between input and output, each used once and by the next only."""
+    try:
+        traced = fx.symbolic_trace(nn.Sequential(module))  # within another one a single layer is a step too
+    except Exception as error:  # whatever user code raises when it is traced
+        raise Unsupported(f"its forward cannot be traced ({type(error).__name__})") from error
+    nodes = list(traced.graph.nodes)
+    steps = []
+    for before, node in itertools.pairwise(nodes):
+        inputs = node.all_input_nodes
+        if node.op == "get_attr" or inputs != [before] or len(before.users) != 1:
+            raise Unsupported("it is not one straight chain of layers")
+        if node.op != "output":
+            steps.append((node, traced.get_submodule(str(node.target)) if node.op == "call_module" else None))
+    return steps
+
+
+class _Builder:
+    def __init__(self, size: Size, *, flat: bool, names: dict[int, str]) -> None:
+        self.size, self.flat, self.names = size, flat, names
+        self.layers: list[Layer] = []
+        self.params: list[str] = []
+
+    def add(self, node: fx.Node, module: nn.Module | None) -> None:
+        step = module if module is not None else node.target
+        if isinstance(module, nn.Conv2d):
+            self._conv(module)
+        elif isinstance(module, nn.Linear):
+            self._linear(module)
+        elif isinstance(module, nn.MaxPool2d):
+            self._max_pool(module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
+        elif isinstance(module, nn.AvgPool2d):
+            self._average_pool(module)
+        elif isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size in (1, (1, 1)):
+            self._window(AVERAGE_POOL, self.size[1:], self.size[1:])
+        elif _is(step, (nn.ReLU,), (F.relu, torch.relu), "relu", node):
+            self._relu()
+        elif _is(step, (nn.Sigmoid,), (F.sigmoid, torch.sigmoid), "sigmoid", node):
+            self._elementwise(SIGMOID)
+        elif _is(step, (nn.Tanh,), (F.tanh, torch.tanh), "tanh", node):
+            self._elementwise(TANH)
+        elif step is F.max_pool2d:
+            self._pool_call(node)
+        elif self._flattens(step, node):
+            self._flatten()
+        elif not (isinstance(module, nn.Identity) or _is_nothing(module)):
+            raise Unsupported(f"it has a {_label(step)}")
+
+    def _parameter(self, tensor: torch.Tensor | None) -> int:
+        if tensor is None:
+            return -1
+        name = self.names[id(tensor)]
+        if name in self.params:
+            raise Unsupported(f"{name} is used twice")
+        if tensor.dtype != torch.float32:
+            raise Unsupported(f"{name} is {tensor.dtype}")
+        self.params.append(name)
+        return len(self.params) - 1
+
+    def _conv(self, conv: nn.Conv2d) -> None:
+        if self.flat or conv.groups != 1 or conv.dilation != (1, 1) or conv.padding_mode != "zeros":
+            raise Unsupported("it has a convolution with groups, dilation or a special padding")
+        if isinstance(conv.padding, str):
+            raise Unsupported(f"it has a convolution with padding={conv.padding!r}")
+        c, h, w = self._expect(conv.in_channels)
+        (kh, kw), (sh, sw), (ph, pw) = conv.kernel_size, conv.stride, conv.padding
+        oh, ow = (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1
+        where = self._parameter(conv.weight), self._parameter(conv.bias)
+        layer = Layer(CONV, c, h, w, conv.out_channels, oh, ow, oh, ow, kh, kw, sh, sw, ph, pw)
+        self._append(layer._replace(weight=where[0], bias=where[1]))
+
+    def _linear(self, linear: nn.Linear) -> None:
+        if not self.flat:
+            raise Unsupported("it has a dense layer on the last axis of an image")
+        width = self._expect(linear.in_features)[0]
+        where = self._parameter(linear.weight), self._parameter(linear.bias)
+        self._append(Layer(DENSE, width, 1, 1, linear.out_features, 1, 1, weight=where[0], bias=where[1]))
+
+    def _relu(self) -> None:
+        last = self.layers[-1] if self.layers else None
+        if last is not None and last.kind in (CONV, DENSE) and not last.relu:
+            self.layers[-1] = last._replace(relu=1)  # relu and max pooling commute, so either order is one block
+        else:
+            self._elementwise(RELU)
+
+    def _elementwise(self, kind: int) -> None:
+        self._append(Layer(kind, *self.size, *self.size))
+
+    def _pool_call(self, node: fx.Node) -> None:
+        names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        kernel = given["kernel_size"]
+        self._max_pool(
+            kernel, given.get("stride") or kernel, given.get("padding", 0), given.get("dilation", 1),
+            given.get("ceil_mode", False),
+        )  # fmt: skip
+
+    def _max_pool(self, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> None:
+        if _pair(padding) != (0, 0) or _pair(dilation) != (1, 1) or ceil_mode or math.prod(_pair(kernel)) > 200:
+            raise Unsupported("it has a max pooling with padding, dilation, ceil_mode or a very large window")
+        last = self.layers[-1] if self.layers else None
+        if last is not None and last.kind == CONV and last.output == (last.oc, last.ch, last.cw):
+            (qh, qw), (rh, rw) = _pair(kernel), _pair(stride)
+            oh, ow = (last.ch - qh) // rh + 1, (last.cw - qw) // rw + 1
+            self.layers[-1] = last._replace(oh=oh, ow=ow, qh=qh, qw=qw, rh=rh, rw=rw)
+            self.size = self.layers[-1].output
+        else:
+            self._window(MAX_POOL, _pair(kernel), _pair(stride))
+
+    def _average_pool(self, pool: nn.AvgPool2d) -> None:
+        if _pair(pool.padding) != (0, 0) or pool.ceil_mode or pool.divisor_override:
+            raise Unsupported("it has an average pooling with padding, ceil_mode or divisor_override")
+        self._window(AVERAGE_POOL, _pair(pool.kernel_size), _pair(pool.stride))
+
+    def _window(self, kind: int, kernel: tuple[int, ...], stride: tuple[int, ...]) -> None:
+        if self.flat:
+            raise Unsupported("it pools vectors")
+        c, h, w = self.size
+        (kh, kw), (sh, sw) = kernel, stride
+        self._append(Layer(kind, c, h, w, c, (h - kh) // sh + 1, (w - kw) // sw + 1, kh=kh, kw=kw, sh=sh, sw=sw))
+
+    def _flattens(self, step: Any, node: fx.Node) -> bool:
+        if isinstance(step, nn.Flatten):
+            return (step.start_dim, step.end_dim) == (1, -1)
+        arguments = (*node.args[1:], *node.kwargs.values())
+        return (step is torch.flatten or step == "flatten") and arguments in ((1,), (1, -1))
+
+    def _flatten(self) -> None:
+        c, h, w = self.size
+        if not self.flat and c > 1 and h * w > 1:
+            self._append(Layer(TO_CHANNELS_FIRST, c, h, w, c, h, w))
+        self.size, self.flat = (c * h * w, 1, 1), True
+
+    def _expect(self, width: int) -> Size:
+        if self.size[0] != width:
+            raise Unsupported(f"a layer for {width} inputs would get {self.size[0]}")
+        return self.size
+
+    def _append(self, layer: Layer) -> None:
+        if min(layer.output) < 1:
+            raise Unsupported("the images are smaller than its kernels")
+        self.layers.append(layer)
+        self.size = layer.output
+
+
+def _is(
+    step: Any, modules: tuple[type, ...], functions: tuple[Callable[..., Any], ...], method: str, node: fx.Node
+) -> bool:
+    return isinstance(step, modules) or step in functions or (node.op == "call_method" and step == method)
+
+
+def _is_nothing(module: nn.Module | None) -> bool:
+    return isinstance(module, nn.Dropout) and module.p == 0
+
+
+def _label(step: Any) -> str:
+    return type(step).__name__ if isinstance(step, nn.Module) else str(getattr(step, "__name__", step))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (operator.getitem(value, 0), operator.getitem(value, 1))

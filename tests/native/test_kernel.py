@@ -1,0 +1,207 @@
+"""The kernels against PyTorch, both measured by their distance from float64."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from fedmoe.models.images import LeNet, SmallCNN, mlp
+from fedmoe.native.kernel import Kernel
+from fedmoe.native.program import program_of
+
+# How much farther from float64 than PyTorch's own float32 the kernels may be. Both sum the same products in different
+# orders, so neither is always the nearer one.
+FACTOR = 4.0
+
+
+def kernel_of(module, shape):
+    program = program_of(module, shape)
+    params = dict(module.named_parameters())
+    return Kernel(program, [tuple(params[name].shape) for name in program.params]), [params[n] for n in program.params]
+
+
+def results(forward, params, x, seed=0):
+    """Scores, and gradients of a random projection of them by the parameters and the input."""
+    x = x.detach().clone().requires_grad_()
+    scores = forward(x)
+    direction = torch.randn(scores.shape, generator=torch.Generator().manual_seed(seed)).to(scores.dtype)
+    grads = torch.autograd.grad((scores * direction).sum(), [*params, x])
+    return [scores.detach(), *grads]
+
+
+def assert_no_farther_than_torch(module, shape, x):
+    kernel, params = kernel_of(module, shape)
+    native = results(lambda x: kernel(params, x), params, x)
+    names = kernel.program.params
+    single = results(module, params, x)
+    wide = copy.deepcopy(module).double()
+    by_name = dict(wide.named_parameters())
+    exact = results(wide, [by_name[name] for name in names], x.double())
+    for label, ours, theirs, truth in zip(["scores", *names, "input"], native, single, exact, strict=True):
+        assert ours.shape == truth.shape
+        scale = truth.abs().max().item() + 1e-6
+        wrong, allowed = (ours.double() - truth).abs().max(), (theirs.double() - truth).abs().max()
+        assert wrong <= FACTOR * allowed + 4e-7 * scale, f"{label}: {wrong:.3g} against {allowed:.3g} of {scale:.3g}"
+
+
+small = st.integers(1, 3)
+
+
+@st.composite
+def conv_nets(draw):
+    channels, out = draw(st.integers(1, 5)), draw(st.integers(1, 35))
+    kernel, stride = (draw(st.integers(1, 6)), draw(st.integers(1, 6))), (draw(small), draw(small))
+    padding = draw(st.integers(0, 2)), draw(st.integers(0, 2))
+    side = [draw(st.integers(max(kernel) + 3, 15)) for _ in range(2)]
+    layers = [nn.Conv2d(channels, out, kernel, stride, padding, bias=draw(st.booleans()))]
+    size = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(side, padding, kernel, stride, strict=True)]
+    extra = [nn.ReLU()] if draw(st.booleans()) else []
+    if min(size) >= 2 and draw(st.booleans()):
+        pool = draw(
+            st.sampled_from([nn.MaxPool2d(2), nn.MaxPool2d(2, 1), nn.AvgPool2d(2), nn.MaxPool2d((1, 2), (2, 1))])
+        )
+        extra.append(pool)
+        window, step = (pool.kernel_size, pool.stride)
+        window, step = ((v, v) if isinstance(v, int) else v for v in (window, step))
+        size = [(n - k) // s + 1 for n, k, s in zip(size, window, step, strict=True)]
+        extra = extra if draw(st.booleans()) else extra[::-1]
+    layers += [*extra, nn.Flatten(), nn.Linear(out * size[0] * size[1], draw(st.integers(1, 20)))]
+    return nn.Sequential(*layers), (channels, *side)
+
+
+@settings(max_examples=60, deadline=None)
+@given(net=conv_nets(), batch=st.integers(1, 11), seed=st.integers(0, 10**6))
+def test_convolutions_of_any_shape_are_as_near_to_the_truth_as_pytorch(net, batch, seed):
+    module, shape = net
+    x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed))
+    assert_no_farther_than_torch(module, shape, x)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    widths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    activation=st.sampled_from([nn.ReLU, nn.Sigmoid, nn.Tanh]),
+    bias=st.booleans(),
+    batch=st.integers(1, 13),
+    seed=st.integers(0, 10**6),
+)
+def test_dense_chains_of_any_shape_are_as_near_to_the_truth_as_pytorch(widths, activation, bias, batch, seed):
+    layers = [nn.Linear(7, widths[0], bias=bias)]
+    for width_in, width_out in itertools.pairwise(widths):
+        layers += [activation(), nn.Linear(width_in, width_out, bias=bias)]
+    module = nn.Sequential(*layers, activation())
+    x = torch.randn(batch, 7, generator=torch.Generator().manual_seed(seed))
+    assert_no_farther_than_torch(module, (7,), x)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (lambda: SmallCNN((3, 32, 32), 10), (3, 32, 32)),
+        (lambda: LeNet((1, 28, 28), 10, (32, 64), (64,)), (1, 28, 28)),
+        (lambda: mlp((1, 28, 28), 10, (200, 200)), (1, 28, 28)),
+        (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)), (2, 9, 9)),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.MaxPool2d(3), nn.Flatten()), (1, 9, 9)),
+    ],
+)  # fmt: skip
+def test_the_networks_of_the_papers_are_as_near_to_the_truth_as_pytorch(module, shape):
+    assert_no_farther_than_torch(module(), shape, torch.randn(10, *shape))
+
+
+def test_a_batch_of_none_has_no_scores_and_gradients_of_zero():
+    module = mlp((4,), 3, (5,))
+    kernel, params = kernel_of(module, (4,))
+    scores = kernel(params, torch.zeros(0, 4))
+    assert scores.shape == (0, 3)
+    assert all(not grad.any() for grad in torch.autograd.grad(scores.sum(), params))
+
+
+# Axes of clients and experts
+
+MODULE, SHAPE = LeNet((2, 16, 16), 3, (3, 4), (5,)), (2, 16, 16)
+
+
+def cohort(*lead):
+    _, params = kernel_of(MODULE, SHAPE)
+    generator = torch.Generator().manual_seed(1)
+    return [0.2 * torch.randn(*lead, *p.shape, generator=generator) for p in params]
+
+
+def test_every_item_of_a_cohort_is_computed_by_itself_to_the_bit():
+    kernel, _ = kernel_of(MODULE, SHAPE)
+    params, x = [p.requires_grad_() for p in cohort(3)], torch.randn(3, 6, *SHAPE)
+    together = [kernel(params, x), *torch.autograd.grad(kernel(params, x).sum(), params)]
+    for s in range(3):
+        own = [p[s].detach().requires_grad_() for p in params]
+        alone = [kernel(own, x[s]), *torch.autograd.grad(kernel(own, x[s]).sum(), own)]
+        assert all(torch.equal(one[s], other) for one, other in zip(together, alone, strict=True))
+
+
+def test_mapping_over_clients_and_experts_with_shared_examples_equals_a_loop():
+    kernel, _ = kernel_of(MODULE, SHAPE)
+    params, x = [p.requires_grad_() for p in cohort(2, 3)], torch.randn(2, 4, *SHAPE)
+    mapped = vmap(lambda own, images: vmap(lambda one: kernel(one, images))(own))(params, x)
+    grads = torch.autograd.grad(mapped.square().sum(), params)
+    names = kernel.program.params
+    for s in range(2):
+        for k in range(3):
+            own = {name: p[s, k].detach().requires_grad_() for name, p in zip(names, params, strict=True)}
+            expected = functional_call(MODULE, own, (x[s],))
+            torch.testing.assert_close(mapped[s, k], expected)
+            for ours, theirs in zip(grads, torch.autograd.grad(expected.square().sum(), own.values()), strict=True):
+                torch.testing.assert_close(ours[s, k], theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_per_example_come_from_the_same_kernels():
+    kernel, params = kernel_of(MODULE, SHAPE)
+    x, y = torch.randn(5, *SHAPE), torch.tensor([0, 1, 2, 0, 1])
+    own = tuple(p.detach() for p in params)
+
+    def loss(own, one, label):
+        return F.cross_entropy(kernel(own, one[None]), label[None])
+
+    per_example = vmap(grad(loss), (None, 0, 0))(own, x, y)
+    for n in range(5):
+        expected = torch.autograd.grad(F.cross_entropy(MODULE(x[n : n + 1]), y[n : n + 1]), params)
+        for ours, theirs in zip(per_example, expected, strict=True):
+            torch.testing.assert_close(ours[n], theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_parameters_and_images_with_odd_strides_are_read_right():
+    kernel, params = kernel_of(MODULE, SHAPE)
+    turned = [p.detach().transpose(-1, -2).contiguous().transpose(-1, -2) if p.dim() > 1 else p for p in params]
+    x = torch.randn(4, 16, 16, 2).permute(0, 3, 1, 2)
+    assert torch.equal(kernel(turned, x), kernel(params, x.contiguous()))
+
+
+# NaN and infinity
+
+STRANGE = [float("nan"), float("inf"), -float("inf")]
+
+
+def pattern(tensor):
+    """Where NaN is, and where plus or minus infinity."""
+    return [tensor.isnan().tolist(), (tensor == torch.inf).tolist(), (tensor == -torch.inf).tolist()]
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+@pytest.mark.parametrize("place", ["input", "first weight", "last weight", "bias"])
+@pytest.mark.parametrize("pool", [True, False])
+def test_nan_and_infinity_travel_as_in_pytorch(strange, place, pool):
+    torch.manual_seed(0)
+    block = [nn.Conv2d(2, 3, 3), nn.ReLU(), *([nn.MaxPool2d(2)] if pool else [])]
+    module = nn.Sequential(*block, nn.Flatten(), nn.Linear(27 if pool else 108, 3))
+    x = torch.randn(3, 2, 8, 8)
+    target = {"input": x, "first weight": module[0].weight, "last weight": module[-1].weight, "bias": module[0].bias}
+    with torch.no_grad():
+        target[place].view(-1)[5 % target[place].numel()] = strange
+    kernel, params = kernel_of(module, (2, 8, 8))
+    ours, theirs = results(lambda x: kernel(params, x), params, x), results(module, params, x)
+    for label, one, other in zip(["scores", *kernel.program.params, "input"], ours, theirs, strict=True):
+        assert pattern(one) == pattern(other), label

@@ -1,0 +1,119 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedmoe.models.images import LeNet, SmallCNN, mlp
+from fedmoe.models.resnet import resnet
+from fedmoe.native.program import (
+    AVERAGE_POOL,
+    CONV,
+    DENSE,
+    MAX_POOL,
+    RELU,
+    TO_CHANNELS_FIRST,
+    Unsupported,
+    program_of,
+    without_output,
+)
+
+
+class Handwritten(nn.Module):
+    """The usual style: layers in the constructor, functions in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2 = nn.Linear(400, 12), nn.Linear(12, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(self.conv2(x), kernel_size=(2, 2), stride=2).relu()
+        return self.fc2(torch.relu(self.fc1(torch.flatten(x, 1))))
+
+
+class Applied(nn.Module):
+    """A dense layer and a function of its output."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+def kinds(module, shape):
+    return [layer.kind for layer in program_of(module, shape).layers]
+
+
+def test_convolution_relu_and_pooling_are_one_block_in_whichever_order_and_style():
+    expected = [CONV, CONV, TO_CHANNELS_FIRST, DENSE, DENSE]
+    assert kinds(Handwritten(), (3, 32, 32)) == expected
+    assert kinds(LeNet((3, 32, 32), 10, (6, 16), (12,)), (3, 32, 32)) == expected
+    for layer in program_of(Handwritten(), (3, 32, 32)).layers[:2]:
+        assert layer.relu and (layer.qh, layer.qw, layer.rh, layer.rw) == (2, 2, 2, 2)
+    assert [layer.relu for layer in program_of(Handwritten(), (3, 32, 32)).layers[3:]] == [1, 0]
+
+
+def test_a_program_names_the_parameters_that_its_layers_count():
+    program = program_of(SmallCNN((3, 32, 32), 10), (3, 32, 32))
+    assert program.num_outputs == 10 and program.channels_last
+    assert len(program.params) == 10 == len(set(program.params))
+    assert program.params[program.layers[0].weight] == "features.0.weight"
+    assert program.params[program.layers[-1].bias] == "head.4.bias"
+    assert [layer.output for layer in program.layers[:2]] == [(6, 14, 14), (16, 5, 5)]
+
+
+def test_layers_that_cannot_be_fused_stand_alone():
+    pooled_twice = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
+    assert kinds(pooled_twice, (1, 12, 12)) == [CONV, MAX_POOL, RELU, TO_CHANNELS_FIRST]
+    averaged = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2))
+    assert kinds(averaged, (1, 12, 12)) == [CONV, AVERAGE_POOL, DENSE]
+    assert kinds(nn.Sequential(nn.ReLU(), nn.Identity(), nn.Linear(3, 2)), (3,)) == [RELU, DENSE]
+
+
+def test_the_body_ends_where_the_output_layer_begins():
+    program, names = without_output(program_of(mlp((4,), 3, (5,)), (4,)))
+    assert names == ("3.weight", "3.bias") and program.params == ("1.weight", "1.bias")
+    assert program.num_outputs == 5 and len(program.layers) == 1
+    with pytest.raises(Unsupported, match="last layer"):
+        without_output(program_of(nn.Linear(4, 3), (4,)))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "why"),
+    [
+        (lambda: resnet((3, 8, 8), 3, 8, 4), (3, 8, 8), "not one straight chain"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), (4,), "it has a Dropout"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()), (4,), "it has a GELU"),
+        (lambda: nn.LSTM(4, 2), (4,), "not one straight chain|cannot be traced|LSTM"),
+        (lambda: nn.Conv2d(2, 2, 3, groups=2), (2, 8, 8), "groups"),
+        (lambda: nn.Conv2d(2, 2, 3, dilation=2), (2, 8, 8), "dilation"),
+        (lambda: nn.Conv2d(2, 2, 3, padding="same"), (2, 8, 8), "padding='same'"),
+        (lambda: nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), (2, 8, 8), "special padding"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 1, 3), nn.MaxPool2d(2, padding=1), nn.Flatten()), (1, 8, 8), "max pooling"),
+        (lambda: nn.Sequential(nn.AvgPool2d(2, ceil_mode=True), nn.Flatten()), (1, 8, 8), "average pooling"),
+        (lambda: nn.Conv2d(1, 1, 3), (1, 8, 8), "not a vector"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 1, 9), nn.Flatten()), (1, 8, 8), "smaller than its kernels"),
+        (lambda: nn.Sequential(nn.Linear(8, 4), nn.Flatten()), (1, 8, 8), "last axis of an image"),
+        (lambda: nn.Linear(5, 2), (4,), "5 inputs would get 4"),
+        (lambda: nn.Linear(4, 2).double(), (4,), "float64"),
+        (lambda: nn.Linear(4, 2), (4, 4), "neither vectors nor images"),
+        (lambda: Applied(lambda x: x + x), (4,), "it has a add"),
+        (lambda: Applied(lambda x: x if x.sum() > 0 else -x), (4,), "cannot be traced"),
+        (Twice, (4,), "used twice"),
+    ],
+)
+def test_anything_else_is_left_to_the_general_ways_with_the_reason(module, shape, why):
+    with pytest.raises(Unsupported, match=why):
+        program_of(module(), shape)

@@ -1,0 +1,123 @@
+"""A client's whole epoch in one call is the same training as step by step in PyTorch."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedmoe import trees
+from fedmoe.clients.federation import examples, side_by_side
+from fedmoe.errors import DataError
+from fedmoe.models.images import LeNet, mlp
+from fedmoe.models.network import Network
+from fedmoe.streams import Streams
+from fedmoe.training.classifier import ClassifierLoss
+from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit
+from fedmoe.training.native_epochs import native_epochs
+from fedmoe.training.optimizers import Adam, Sgd
+
+SHAPE = (2, 16, 16)
+COUNTS = (7, 1, 0, 12)
+
+
+def make_network(*, native):
+    network = Network(lambda: LeNet(SHAPE, 3, (3, 4), (5,)), input_shape=SHAPE)
+    if native:
+        network.go_native()
+    return network
+
+
+def rows(count, seed, shape=SHAPE, classes=3):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, *shape, generator=generator)
+    return examples(x, torch.randint(0, classes, (count,), generator=generator))
+
+
+def train(way, optimizer, schedule, stopping_rows=None, counts=COUNTS, **group):
+    network = make_network(native=way == "native")
+    data = side_by_side([rows(count, seed) for seed, count in enumerate(counts)])
+    start = trees.stack([network.init(seed) for seed in range(len(counts))])
+    loss = ClassifierLoss(network)
+    stopping = EarlyStopping(loss, side_by_side(stopping_rows), patience=1) if stopping_rows else None
+    groups = {"model": Group(start, loss, data, optimizer, **group)}
+    return fit(groups, schedule, Streams(0, "test", 1, tuple(range(len(counts)))), way, stopping=stopping)
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(0.1), Sgd(0.1, momentum=0.9), Adam(1e-3)])
+@pytest.mark.parametrize("schedule", [Schedule(5, epochs=3), Schedule(5, steps=4)])
+def test_native_training_equals_the_loop_for_ragged_and_empty_clients(optimizer, schedule):
+    native, looped = train("native", optimizer, schedule), train("looped", optimizer, schedule)
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, looped)
+    assert native.epochs_S.tolist() == looped.epochs_S.tolist()
+    assert native.loss_S[2] == 0 and torch.equal(native.params["model"]["head.0.bias"][2], make_bias(2))
+
+
+def make_bias(client):
+    return make_network(native=False).init(client)["head.0.bias"]
+
+
+def test_early_stopping_sees_the_same_epochs_and_keeps_the_same_copies():
+    against = [rows(count, seed)._replace(y=2 - rows(count, seed).y) for seed, count in enumerate(COUNTS)]
+    stopped = [train(way, Sgd(0.1), Schedule(5, epochs=6), against) for way in ("native", "looped")]
+    assert stopped[0].epochs_S.tolist() == stopped[1].epochs_S.tolist()
+    assert 0 < min(stopped[0].epochs_S[[0, 1, 3]].tolist()) < 6
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), *(s.params for s in stopped))
+
+
+def test_repetitions_and_company_change_no_bit():
+    everyone = train("native", Adam(1e-3), Schedule(5, epochs=2))
+    again = train("native", Adam(1e-3), Schedule(5, epochs=2))
+    alone = train("native", Adam(1e-3), Schedule(5, epochs=2), counts=COUNTS[:1])
+    assert all(map(torch.equal, trees.leaves(everyone), trees.leaves(again)))
+    first = trees.tree_map(lambda leaf: leaf[:1], everyone)
+    assert all(map(torch.equal, trees.leaves(first), trees.leaves(alone)))
+
+
+def native_of(group, more=()):
+    groups = {"model": group, **dict(more)}
+    empty = {key: {} for key in groups}
+    return native_epochs(groups, empty, empty, empty)
+
+
+def test_whatever_is_more_than_one_networks_cross_entropy_goes_step_by_step():
+    loss = ClassifierLoss(make_network(native=True))
+    group = Group({}, loss, side_by_side([rows(2, 0)]), Sgd(0.1))
+    assert native_of(group._replace(batch_term=lambda *_: torch.zeros(()))) is None
+    assert native_of(group._replace(noise=lambda *_: {})) is None
+    assert native_of(group._replace(loss=lambda *_: torch.zeros(2))) is None
+    assert native_of(group, more={"other": group}.items()) is None
+    assert native_of(group._replace(loss=ClassifierLoss(make_network(native=False)))) is None
+
+
+def test_a_loss_with_more_to_it_trains_natively_step_by_step():
+    def with_term(way):
+        return train(way, Sgd(0.1), Schedule(5, epochs=2), batch_term=weight_decay)
+
+    native, looped = with_term("native"), with_term("looped")
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, looped)
+
+
+def weight_decay(trainable, _frozen, _batch, _real):
+    return 0.1 * sum(weight.square().sum() for weight in trainable["model"].values())
+
+
+def test_a_label_that_the_model_has_no_output_for_is_refused_before_any_kernel_reads_it():
+    network = Network(lambda: mlp((4,), 2, ()), input_shape=(4,))
+    network.go_native()
+    data = side_by_side([rows(6, 0, (4,), classes=5)])
+    groups = {"model": Group(trees.stack([network.init(0)]), ClassifierLoss(network), data, Sgd(0.1))}
+    with pytest.raises(DataError, match=r"labels reach from \d to 4.*2 outputs"):
+        fit(groups, Schedule(2), Streams(0, "test", 1, (0,)), "native")
+
+
+def test_native_features_are_the_input_of_the_output_layer():
+    native, plain = make_network(native=True), make_network(native=False)
+    params, x = plain.init(0), rows(4, 0).x
+    for one, other in zip(native.with_features(params, x), plain.with_features(params, x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_network_says_what_keeps_it_from_the_kernels():
+    assert make_network(native=False).obstacle is None
+    assert "shape of its inputs" in Network(lambda: nn.Linear(4, 2)).obstacle
+    odd = Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.GELU()), input_shape=(4,))
+    assert "GELU" in odd.obstacle and not odd.is_chain
