@@ -233,8 +233,10 @@ class Coordinator:
 
 
 def _spread(num_clients: int) -> int:
-    """Cohorts that keep a handful of workers busy to the end of a round. The number of workers itself plays no part: the
-    composition of cohorts must not depend on it."""
+    """Cohorts that keep a handful of workers busy to the end of a round.
+
+    The number of workers itself plays no part: the composition of cohorts must not depend on it.
+    """
     return min(-(-num_clients // 8), 16)
 
 
