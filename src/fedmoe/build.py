@@ -135,6 +135,7 @@ def build_algorithm(
         way=way,
         num_clients=federation.num_clients,
         num_classes=federation.num_classes,
+        side_values=federation.side_values,
         make_network=lambda outputs: Network(lambda: _model(config.model, federation, outputs), "router"),
     )
     return find(config.algorithm.name).factory(config.algorithm.options(), setting)

@@ -172,6 +172,9 @@ def split_facts(split: Split, counts: NDArray[np.int64]) -> str:
         for name, part in (("train", split.train), ("validation", split.validation), ("own test", split.test))
     ]
     lines.append(f"global test {len(split.global_test):,}")
+    if split.domains is not None:
+        held = ", ".join(f"{domain}: {number}" for domain, number in enumerate(np.bincount(split.domains)))
+        lines.append(f"domains     {held} clients")
     return "\n".join(
         [*lines, f"overlap of clients {overlap} (1: all alike, 0: no class in common)", f"hash {split.digest}"]
     )

@@ -108,6 +108,8 @@ class Setting(NamedTuple):
     num_clients: int = 0
     num_classes: int = 0
     make_network: Callable[[int], Network] | None = None  # the expert's architecture with other outputs: routers
+    # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.
+    side_values: Mapping[str, int] = {}
 
 
 def uniform_sample(clients_per_round: int | None) -> Callable[[Any, int, Indices, np.random.Generator], Indices]:
