@@ -288,8 +288,11 @@ def test_small_and_silent_clients_end_with_a_model(name: str, tmp_path: Path) ->
 
 @every_algorithm
 def test_a_newcomer_without_data_is_scored_on_the_union_of_validation_examples(name: str, tmp_path: Path) -> None:
-    outcome = run_algorithm(make(name), with_union(tiny_federation(), 100, seed=0), tmp_path / "store")
-    alone = run_algorithm(make(name), tiny_federation(), tmp_path / "alone")
+    """With nothing of its own it may need what others give away."""
+    algorithm = make(name)
+    gift = {"release": algorithm.release is not None}
+    outcome = run_algorithm(algorithm, with_union(tiny_federation(), 100, seed=0), tmp_path / "store", **gift)
+    alone = run_algorithm(algorithm, tiny_federation(), tmp_path / "alone", **gift)
     added = [score for score in outcome.scores if score.client == UNSEEN + 1]
     assert {score.data for score in added} == {"union", "global"} and all(score.unseen for score in added)
     assert {score.examples for score in added if score.data == "union"} == {6}
