@@ -64,9 +64,10 @@ class RunProgress:
         elif isinstance(event, RoundRecord):
             told = [f"{name.replace('_', ' ')} {value:.3f}" for name, value in event.reports.items()]
             refused = [f"[red]{event.refused} refused[/red]"] if event.refused else []
-            self._update(
-                label, "rounds", event.round, None, ", ".join([f"{len(event.clients)} clients", *told, *refused])
-            )
+            for warning in event.warnings:
+                self._console.print(f"[yellow]{label}, round {event.round}: {warning}[/yellow]")
+            details = [f"{len(event.clients)} clients", *told, *_loads(event), *refused]
+            self._update(label, "rounds", event.round, None, ", ".join(details))
         elif isinstance(event, Advanced):
             self._update(label, event.stage, event.done, event.total, "clients")
         else:
@@ -81,6 +82,12 @@ class RunProgress:
         self._progress.update(self._tasks[label], completed=done, detail=detail)
 
 
+def _loads(record: RoundRecord) -> list[str]:
+    """The work of each expert in percent, where there are several."""
+    loads = record.experts.get("load", [])
+    return ["experts " + "/".join(f"{100 * load:.0f}" for load in loads) + " %"] if len(loads) > 1 else []
+
+
 def score_table(results: Sequence[dict[str, Any]], title: str) -> Table:
     """Accuracy in percent, mean over clients (and seeds)."""
     seeds = len({result["seed"] for result in results})
@@ -89,12 +96,12 @@ def score_table(results: Sequence[dict[str, Any]], title: str) -> Table:
         caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
     rows = summarise(results)
-    has_unseen = any(row["unseen"] for row in rows)
+    newcomers = [part for part in ("unseen", "union") if any(row[part] for row in rows)]
     table.add_column("method", no_wrap=True, overflow="fold")
-    for column in ("own data", "global", *(["unseen"] if has_unseen else []), "worst 10%", "spread"):
+    for column in ("own data", "global", *newcomers, "worst 10%", "spread"):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
-        cells = [_cell(row["own"]), _cell(row["global"]), *([_cell(row["unseen"])] if has_unseen else [])]
+        cells = [_cell(row[part]) for part in ("own", "global", *newcomers)]
         own = row["own"]
         table.add_row(row["title"], *cells, f"{100 * own['worst_decile']:.1f}", f"{100 * own['spread']:.1f}")
     return table
@@ -110,9 +117,12 @@ def _cell(cell: dict[str, Any] | None) -> str:
 
 def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     """The same numbers for a README: accuracy in %, before → after personalisation."""
-    lines = ["| method | own data | global | unseen | worst 10% of own |", "|---|---|---|---|---|"]
-    for row in summarise(results):
-        cells = [Text.from_markup(_cell(row[part])).plain for part in ("own", "global", "unseen")]
+    rows = summarise(results)
+    parts = ["own", "global", "unseen", *(["union"] if any(row["union"] for row in rows) else [])]
+    names = ["method", "own data", *parts[1:], "worst 10% of own"]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in rows:
+        cells = [Text.from_markup(_cell(row[part])).plain for part in parts]
         lines.append(f"| {row['title']} | {' | '.join(cells)} | {100 * row['own']['worst_decile']:.1f} |")
     return "\n".join(lines) + "\n"
 
@@ -173,6 +183,9 @@ def split_facts(split: Split, counts: NDArray[np.int64]) -> str:
         for name, part in (("train", split.train), ("validation", split.validation), ("own test", split.test))
     ]
     lines.append(f"global test {len(split.global_test):,}")
+    if split.domains is not None:
+        held = ", ".join(f"{domain}: {number}" for domain, number in enumerate(np.bincount(split.domains)))
+        lines.append(f"domains     {held} clients")
     return "\n".join(
         [*lines, f"overlap of clients {overlap} (1: all alike, 0: no class in common)", f"hash {split.digest}"]
     )

@@ -10,6 +10,7 @@ from fedmoe.errors import DataError
 from fedmoe.models.images import LeNet, mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.augment import AUGMENTATIONS
 from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit
 from fedmoe.training.native_epochs import native_epochs
@@ -83,6 +84,7 @@ def test_whatever_is_more_than_one_networks_cross_entropy_goes_step_by_step():
     group = Group({}, loss, side_by_side([rows(2, 0)]), Sgd(0.1))
     assert native_of(group._replace(batch_term=lambda *_: torch.zeros(()))) is None
     assert native_of(group._replace(noise=lambda *_: {})) is None
+    assert native_of(group._replace(augmentation=AUGMENTATIONS["crop_flip"])) is None
     assert native_of(group._replace(loss=lambda *_: torch.zeros(2))) is None
     assert native_of(group, more={"other": group}.items()) is None
     assert native_of(group._replace(loss=ClassifierLoss(make_network(native=False)))) is None

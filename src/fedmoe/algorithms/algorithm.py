@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from fedmoe.aggregation.experts import Observation
 from fedmoe.errors import ConfigError
 from fedmoe.models.network import Network
 from fedmoe.partition.split import Indices
@@ -63,6 +64,8 @@ class Exchange(NamedTuple):
     cohort_key: Callable[[Any], Hashable] = one_cohort
     # broadcast_S, client_S, personal_S, all data, rng -> personal_S: private work beside the exchange
     private_update: Callable[[Any, Any, Any, ClientData, Streams], Any] | None = None
+    # server before and after the aggregation, then updates, reports and sent as there -> what is told of the experts
+    observe: Callable[[Any, Any, Any, Any, Any], Observation] | None = None
 
 
 class Validation(NamedTuple):
@@ -108,6 +111,8 @@ class Setting(NamedTuple):
     num_clients: int = 0
     num_classes: int = 0
     make_network: Callable[[int], Network] | None = None  # the expert's architecture with other outputs: routers
+    # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.
+    side_values: Mapping[str, int] = {}
 
 
 def uniform_sample(clients_per_round: int | None) -> Callable[[Any, int, Indices, np.random.Generator], Indices]:

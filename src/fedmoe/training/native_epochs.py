@@ -43,9 +43,11 @@ def native_epochs(
     slots: Mapping[str, Tensors],
 ) -> NativeEpochs | None:
     """None where something besides one network's cross-entropy is trained: then each step asks the kernels."""
-    ((name, group),) = groups.items() if len(groups) == 1 else ((None, None),)
-    if name is None or group is None or group.batch_term or group.noise or not isinstance(group.loss, ClassifierLoss):
+    name, group = next(iter(groups.items()))
+    plain = isinstance(group.loss, ClassifierLoss) and not (group.batch_term or group.noise or group.augmentation)
+    if len(groups) > 1 or not plain:
         return None
+    assert isinstance(group.loss, ClassifierLoss)
     kernel = group.loss.network.native
     if kernel is None:
         return None
