@@ -2,6 +2,7 @@
 
 import json
 from collections import namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ import torch
 import fedmoe
 from builders import make_expert, make_gate, tiny_config, tiny_federation
 from fedmoe.algorithms.partly_private import aggregate
-from fedmoe.audit import Reply, audit_labels, bias_change
-from fedmoe.config import parse_config
+from fedmoe.audit import Reply, attacks_on, audit_labels, bias_change
+from fedmoe.config import OptOutConfig, parse_config
 from fedmoe.errors import RunError
 from fedmoe.evaluation.label_leakage import normalised_shares
 from fedmoe.experiment import Stopped, run_events
+from fedmoe.training.plan import TrainingPlan
 
 
 def digits(algorithm="fedavg", **changes):
@@ -46,10 +48,13 @@ def test_one_full_step_of_a_fresh_model_nearly_gives_the_label_distribution_away
 
 
 def test_the_truth_is_that_of_opted_in_training_records(tmp_path):
-    result = fedmoe.run(digits(), directory=tmp_path)
+    config = digits().model_copy(update={"opt_out": OptOutConfig(clients=(4,), record_fraction=0.5)})
+    result = fedmoe.run(config, directory=tmp_path)
     truth = audit_labels(tmp_path)["truth"]
     assert set(truth) == {"0", "1", "2", "3", "5"}  # 4 opted out and is not even asked
-    labels = result.federation.load(0).train.y
+    held = result.federation.load(0)
+    labels = held.train.y[held.train_opted_in]
+    assert 0 < len(labels) < len(held.train.y)
     assert truth["0"] == pytest.approx((np.bincount(labels, minlength=10) / len(labels)).tolist())
 
 
@@ -63,7 +68,7 @@ def test_adam_is_read_without_its_rate(tmp_path):
 def test_the_run_stays_as_it_is_and_the_audit_repeats(tmp_path):
     config = digits("local_global")
     fedmoe.run(config, directory=tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     found = audit_labels(tmp_path)
     after = {path: path.read_bytes() for path in before}
     assert after == before
@@ -91,6 +96,19 @@ def test_what_is_attacked_is_what_the_server_receives(tmp_path, monkeypatch):
     for client, reply in received:
         expected = normalised_shares(bias_change("3.bias", reply)).tolist()
         assert predicted[str(client)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_an_expert_mixture_reports_is_solved_for_labels_where_it_is_about_labels():
+    sent = namedtuple("Sent", "posterior")(torch.tensor([[9.0, 0.0], [0.0, 9.0]]))
+    reply = Reply(sent, namedtuple("Update", "usage")(torch.tensor([0.75, 0.25])))
+
+    def attacks(condition, objective):
+        return attacks_on(SimpleNamespace(condition=condition, objective=objective), TrainingPlan(), "bias")
+
+    read = attacks("label", "bound")["q(z|s) and phi"](reply)
+    torch.testing.assert_close(read, torch.tensor([0.75, 0.25]).double(), atol=1e-3, rtol=0)
+    assert attacks("label", "bound")["output bias, normalised"](reply) is None
+    assert "q(z|s) and phi" not in attacks("client", "bound") | attacks("label", "mixture")
 
 
 def test_of_several_experts_the_summed_step_is_read():

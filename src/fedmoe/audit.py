@@ -39,6 +39,7 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
+from fedmoe.training.plan import TrainingPlan
 from fedmoe.vocabulary import ClientId, Tensors, Tree
 
 LABELS_FILE = "audit_labels.json"
@@ -98,11 +99,13 @@ def _readings(opened: Opened, run: RunDirectory, truth: dict[ClientId, Tensor]) 
     checkpoint, _ = load_newest(run.checkpoints, opened.algorithm.server_type)
     if checkpoint is not None:
         starts[checkpoint.round + 1] = checkpoint.server
+    options, plan = opened.config.algorithm.options(), opened.config.training.federated
+    attacks = attacks_on(options, plan, opened.output_bias)
     readings = [
         _judge(name, number, attack, replies, truth)
         for number, server in starts.items()
         for replies in _exchanges(opened, run, server, number, sorted(truth))
-        for name, attack in _attacks(opened).items()
+        for name, attack in attacks.items()
     ]
     if not any(reading["clients"] for reading in readings):
         raise RunError(
@@ -173,16 +176,16 @@ def _copy_store(source: Path, target: Path) -> None:
         theirs.backup(ours)
 
 
-def _attacks(opened: Opened) -> dict[str, Attack]:
-    plan, options = opened.config.training.federated, opened.config.algorithm.options()
+def attacks_on(options: Any, plan: TrainingPlan, output_bias: str | None) -> dict[str, Attack]:
+    """The attacks on an algorithm with these settings."""
 
     def scaled(reply: Reply) -> Tensor | None:
-        change_C = bias_change(opened.output_bias, reply)
+        change_C = bias_change(output_bias, reply)
         length = None if change_C is None else step_length(plan, float(reply.update.num_examples))
         return shares_from_bias(change_C, length) if change_C is not None and length else None
 
     def normalised(reply: Reply) -> Tensor | None:
-        change_C = bias_change(opened.output_bias, reply)
+        change_C = bias_change(output_bias, reply)
         return None if change_C is None else normalised_shares(change_C)
 
     def solved(reply: Reply) -> Tensor | None:
@@ -190,7 +193,7 @@ def _attacks(opened: Opened) -> dict[str, Attack]:
         return shares_from_usage(reply.sent.posterior, reply.update.usage) if told else None
 
     attacks: dict[str, Attack] = {"output bias, eq. 15": scaled, "output bias, normalised": normalised}
-    # FedMix's q(z|s) tells about labels where q is conditioned on them, which eq. 3 has no q for.
+    # FedMix: q(z|s) tells about labels where q is conditioned on them; its plain mixture (eq. 3) has no q.
     about_labels = getattr(options, "condition", None) == "label" and options.objective == "bound"
     return attacks | ({"q(z|s) and phi": solved} if about_labels else {})
 

@@ -181,7 +181,7 @@ def audit_table(found: dict[str, Any]) -> Table:
     """How near each attack comes to the clients' label distributions."""
     table = Table(
         title=f"{found['algorithm']}: what the server can read of {len(found['truth'])} clients' labels",
-        caption="total variation distance to the truth (0: read exactly, 1: nothing in common)",
+        caption="total variation distance to the truth; 0: read exactly",
     )
     table.add_column("attack", overflow="fold")
     for column in ("round", "mean", "nearest", "farthest"):
