@@ -127,6 +127,7 @@ def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Modu
 def build_algorithm(
     config: ExperimentConfig, federation: Federation, networks: tuple[Network, Network], way: Way
 ) -> Algorithm:
+    _follow(way, networks)
     wanted = config.schedule.clients_per_round
     _require_images(config, federation)
     setting = Setting(
@@ -146,11 +147,11 @@ def build_algorithm(
 
 def _router(config: ExperimentConfig, federation: Federation, outputs: int, way: Way) -> Network:
     router = Network(lambda: _model(config.model, federation, outputs), "router", federation.input_shape)
-    follow(way, [router])
+    _follow(way, [router])
     return router
 
 
-def follow(way: Way, networks: Iterable[Network]) -> None:
+def _follow(way: Way, networks: Iterable[Network]) -> None:
     """Make the networks answer the way that was chosen."""
     if way == "native":
         for network in networks:

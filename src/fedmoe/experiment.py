@@ -118,7 +118,6 @@ def run_events(
         if built.split is not None:
             built.split.save(run.split)
         way = build.resolve_way(config, networks)
-        build.follow(way, networks)
         algorithm = build.build_algorithm(config, federation, networks, way)
         missing = missing_kernels(networks, way) if asked.engine.way == "auto" else None
         yield from _Run(config, run, federation, algorithm, should_stop).events(

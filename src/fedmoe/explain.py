@@ -35,7 +35,6 @@ def explain(config: ExperimentConfig) -> Explanation:
     networks = build.build_networks(config.model, federation, None, None)
     way = build.resolve_way(config, networks)
     why = reason(networks, way) if config.engine.way == "auto" else f"engine.way={way!r} asks for it"
-    build.follow(way, networks)
     algorithm = build.build_algorithm(config, federation, networks, way)
     workers = config.engine.workers or default_workers()
     layers = [layer.describe() for layer in networks[0].program.layers] if way == "native" else []

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from builders import run_algorithm, tiny_federation, tiny_setting
 from fedmoe import trees
+from fedmoe.aggregation.server_optimizer import ServerOptimizer, init_moments, server_step
 from fedmoe.algorithms.algorithm import Nothing, Setting, uniform_sample
 from fedmoe.algorithms.fedavg import (
     Broadcast,
@@ -25,6 +27,7 @@ from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.errors import ConfigError
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
+from fedmoe.storage.checkpoints import load_newest, save_checkpoint
 from fedmoe.streams import Streams
 from fedmoe.training.plan import TrainingPlan
 from fedmoe.vocabulary import ClientData
@@ -84,6 +87,48 @@ class TestAggregation:
         replies = [(5, update(1 / 3, 7)), (2, update(0.1, 11)), (9, update(2 / 7, 13))]
         models = {aggregate(server(), dict(order)).model["w"].item() for order in itertools.permutations(replies)}
         assert len(models) == 1
+
+
+class TestTheServerOptimizer:
+    replies = {0: update(1, 10), 7: update(4, 30), 3: update(-2, 60)}  # noqa: RUF012
+
+    def test_it_steps_along_the_mean_minus_the_model(self):
+        start = server(0.5)._replace(moments=init_moments({"w": torch.zeros(1)}))
+        optimizer = ServerOptimizer("adam", 0.1)
+        change = {"w": torch.tensor([0.1 * 1 + 0.3 * 4 + 0.6 * -2 - 0.5])}
+        first, moments = server_step(optimizer, start.model, change, start.moments)
+        after = aggregate(start, self.replies, None, optimizer)
+        torch.testing.assert_close((after.model, after.moments), (first, moments))
+        again = aggregate(after, self.replies, None, optimizer)
+        assert again.moments.step == 2 and again.model["w"] != after.model["w"]
+
+    def test_sgd_with_rate_1_is_plain_averaging(self):
+        start = server(0.5)._replace(moments=init_moments({"w": torch.zeros(1)}))
+        stepped = aggregate(start, self.replies, None, ServerOptimizer()).model
+        torch.testing.assert_close(stepped, aggregate(start, self.replies).model)
+
+    def test_if_nobody_has_examples_the_moments_stay_too(self):
+        start = server(3.0)._replace(moments=init_moments({"w": torch.zeros(1)}))
+        after = aggregate(start, {0: update(1, 0)}, None, ServerOptimizer("adam"))
+        assert after.model["w"] == 3 and after.moments.step == 0
+
+    def test_without_one_the_server_keeps_no_moments(self):
+        assert trees.leaves(fedavg(FedAvgConfig(), setting()).init_server(0).moments) == [torch.tensor(0)]
+
+    def test_a_run_carries_its_moments_from_round_to_round(self, tmp_path):
+        config = FedAvgConfig(server_optimizer={"name": "adam", "learning_rate": 0.1})
+        outcome = run_algorithm(fedavg(config, tiny_setting()), tiny_federation(), tmp_path / "store", rounds=3)
+        plain = run_algorithm(fedavg(FedAvgConfig(), tiny_setting()), tiny_federation(), tmp_path / "plain", rounds=3)
+        assert outcome.server.moments.step == 3
+        assert outcome.manifest["sent_by_clients"] == plain.manifest["sent_by_clients"]  # the server's business alone
+
+    @pytest.mark.parametrize("optimizer", [None, ServerOptimizer("adam")])
+    def test_a_checkpoint_gives_the_moments_back(self, optimizer, tmp_path):
+        state = init_server(EXPERT, 0, optimizer)
+        state = aggregate(state, {0: Update(EXPERT.init(1), torch.tensor(4.0))}, None, optimizer)
+        save_checkpoint(tmp_path, 1, state, {})
+        checkpoint, _ = load_newest(tmp_path, ServerState)
+        torch.testing.assert_close(checkpoint.server, state, rtol=0, atol=0)
 
 
 class TestTheBestModel:

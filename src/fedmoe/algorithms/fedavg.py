@@ -3,6 +3,7 @@
 Eq. 2 of Listo Zec et al.: w_g <- sum_k (n_k / n) w_k, over the opted-in records of the sampled clients. Every
 `validate_every` rounds the *aggregated* model is scored on the validation data of participating clients, and the one
 with the best mean loss is what the clients get in the end (Section 4 there).
+With a `server_optimizer` it is generalised FedAvg (Reddi et al. 2021): that mean, minus w_g, is a step's direction.
 Shape suffix: S clients of a cohort.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedmoe.aggregation.averaging import weighted_mean
 from fedmoe.aggregation.experts import Held, Observation, observe_experts
+from fedmoe.aggregation.server_optimizer import Moments, ServerOptimizer, init_moments, server_step
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Setting, Validation, uniform_sample
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
@@ -31,6 +33,7 @@ from fedmoe.wire import message
 class FedAvgConfig:
     validate_every: PositiveInt = 50
     max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may claim
+    server_optimizer: ServerOptimizer | None = None  # default: the weighted mean is the new model
     divergence: bool = False  # tell in every round how far apart clients pull the model
 
 
@@ -43,6 +46,7 @@ class ServerState(NamedTuple):
     model: Tensors  # w_g
     best_model: Tensors
     best_loss: Tensor
+    moments: Moments = init_moments({})  # of the server's optimizer, where there is one
 
 
 @message
@@ -70,7 +74,7 @@ def fedavg(config: FedAvgConfig, setting: Setting) -> Algorithm:
         name="train",
         broadcast=send_model,
         local_update=lambda b, c, data, rng: local_update(setting.expert, setting.federated, way, b, c, data, rng),
-        aggregate=lambda server, updates, *_: aggregate(server, updates, config.max_weight),
+        aggregate=lambda server, updates, *_: aggregate(server, updates, config.max_weight, config.server_optimizer),
         update_like=lambda broadcast: Update(broadcast.model, torch.zeros(())),
         broadcast_type=Broadcast,
         update_type=Update,
@@ -87,7 +91,7 @@ def fedavg(config: FedAvgConfig, setting: Setting) -> Algorithm:
     )
     return Algorithm(
         server_type=ServerState,
-        init_server=lambda seed: init_server(setting.expert, seed),
+        init_server=lambda seed: init_server(setting.expert, seed, config.server_optimizer),
         round=(train,),
         delivery=(train._replace(name="deliver", broadcast=send_best_model),),
         predict=lambda broadcast, _client, _personal, x: F.log_softmax(setting.expert(broadcast.model, x), dim=-1),
@@ -96,10 +100,10 @@ def fedavg(config: FedAvgConfig, setting: Setting) -> Algorithm:
     )
 
 
-def init_server(network: Network, seed: int) -> ServerState:
+def init_server(network: Network, seed: int, optimizer: ServerOptimizer | None = None) -> ServerState:
     """All clients start from the same weights, as averaging needs."""
     model = network.init(seed, "init", "expert")
-    return ServerState(model, model, torch.tensor(torch.inf))
+    return ServerState(model, model, torch.tensor(torch.inf), init_moments(model if optimizer else {}))
 
 
 def send_model(server: ServerState, _client: ClientId, _replies: Sequence[Update]) -> Broadcast:
@@ -119,12 +123,32 @@ def local_update(
     return client, Update(fitted.params["model"], num_examples_S), TrainingReport(fitted.loss_S)
 
 
-def aggregate(server: ServerState, updates: Mapping[ClientId, Update], max_weight: float | None = None) -> ServerState:
-    """Eq. 2; a client's claim of n_k counts from 0 up to `max_weight`."""
+def aggregate(
+    server: ServerState,
+    updates: Mapping[ClientId, Update],
+    max_weight: float | None = None,
+    optimizer: ServerOptimizer | None = None,
+) -> ServerState:
+    model, moments = move_model(server.model, server.moments, updates, max_weight, optimizer)
+    return server._replace(model=model, moments=moments)
+
+
+def move_model(
+    model: Tensors,
+    moments: Moments,
+    updates: Mapping[ClientId, Update],
+    max_weight: float | None,
+    optimizer: ServerOptimizer | None,
+) -> tuple[Tensors, Moments]:
+    """Eq. 2, or the server's step towards it; a client's claim of n_k counts from 0 up to `max_weight`."""
     weights = {client: float(update.num_examples.clamp(0, max_weight)) for client, update in updates.items()}
     if not sum(weights.values()):
-        return server
-    return server._replace(model=weighted_mean({client: update.model for client, update in updates.items()}, weights))
+        return model, moments
+    mean = weighted_mean({client: update.model for client, update in updates.items()}, weights)
+    if optimizer is None:
+        return mean, moments
+    change = {name: mean[name] - model[name] for name in model}
+    return server_step(optimizer, model, change, moments)
 
 
 def observe(before: ServerState, updates: Mapping[ClientId, Update]) -> Observation:
