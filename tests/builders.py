@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedmoe import trees, wire
@@ -225,11 +225,32 @@ class Sent(NamedTuple):
     @property
     def messages(self) -> dict[ClientId, list[Tensors]]:
         """[update, report] by client, for the answer to an exchange."""
-        header, blobs = wire.unpack(self.frame)
-        return {
-            client: [wire.decode_named(blob) for blob in blobs[2 * place : 2 * place + 2]]
-            for place, client in enumerate(header["clients"])
-        }
+        return {client: list(pair) for client, pair in messages_in(self.frame).items()}
+
+
+def messages_in(answer: bytes) -> dict[ClientId, tuple[Tensors, Tensors]]:
+    """(update, report) by client, for the answer to an exchange."""
+    header, blobs = wire.unpack(answer)
+    found = {}
+    for place, group in enumerate(header["groups"]):
+        update_S, report_S = map(wire.decode_named, blobs[2 * place : 2 * place + 2])
+        for s, client in enumerate(group):
+            found[client] = ({n: t[s] for n, t in update_S.items()}, {n: t[s] for n, t in report_S.items()})
+    return found
+
+
+def with_updates(answer: bytes, clients: Sequence[ClientId], change: Callable[[Tensors], Tensors | bytes]) -> bytes:
+    """The same answer with other updates of some clients, each client for itself."""
+    groups, blobs = [], []
+    for client, (update, report) in messages_in(answer).items():
+        changed = change(update) if client in clients else update
+        groups.append([client])
+        blobs += [changed if isinstance(changed, bytes) else alone(changed), alone(report)]
+    return wire.pack({"groups": groups}, blobs)
+
+
+def alone(message: Tensors) -> bytes:
+    return save({name: tensor[None].contiguous() for name, tensor in message.items()})
 
 
 class Spy:

@@ -31,12 +31,6 @@ def encode(tree: Tree) -> bytes:
     return trees.to_bytes(tree)
 
 
-def encode_rows(tree_S: Tree, size: int) -> list[bytes]:
-    """The message of each client of a cohort."""
-    _require_message(tree_S)
-    return trees.rows_to_bytes(tree_S, size)
-
-
 def _require_message(tree: Tree) -> None:
     if not getattr(type(tree), "may_be_sent", False):
         raise MessageError(

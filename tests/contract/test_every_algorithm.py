@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
 from torch import Tensor
 
 from builders import (
@@ -33,6 +32,7 @@ from builders import (
     tiny_setting,
     with_clients_in_other_order,
     with_records,
+    with_updates,
 )
 from contract.probes import PROBES
 from fedmoe import trees, wire
@@ -334,11 +334,7 @@ class Tamper:
             yield index, self.tampered(answer) if asked.get("phase") == "round" else answer
 
     def tampered(self, answer: bytes) -> bytes:
-        header, blobs = wire.unpack(answer)
-        if self.client in header["clients"]:
-            at = 2 * header["clients"].index(self.client)
-            blobs[at] = save(self.change(wire.decode_named(blobs[at])))
-        return wire.pack(header, blobs)
+        return with_updates(answer, [self.client], self.change)
 
 
 def with_nan(update: Tensors) -> Tensors:

@@ -4,15 +4,15 @@ How frames reach workers is a `Transport`'s business, so the same coordinator dr
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from fedmoe import trees, wire
-from fedmoe.algorithms.algorithm import Algorithm, Exchange
+from fedmoe.algorithms.algorithm import Algorithm, Exchange, no_fault
 from fedmoe.clients.federation import Federation
-from fedmoe.engines.door import fault_in_report, fault_in_update
+from fedmoe.engines.door import faults_in_reports, faults_in_updates
 from fedmoe.engines.manifest import Manifest, Sent
 from fedmoe.engines.worker import ERRORS, find_exchange
 from fedmoe.errors import MessageError, RunError
@@ -50,6 +50,14 @@ class Replies(NamedTuple):
     reports: dict[ClientId, Any]
     sent: dict[ClientId, Any]
     refused: set[ClientId]
+
+
+class Reply(NamedTuple):
+    """One client's update and report, or why they are refused."""
+
+    fault: str | None
+    update: Any = None
+    report: Any = None
 
 
 class Cohort(NamedTuple):
@@ -153,17 +161,17 @@ class Coordinator:
             "do": "exchange", "phase": phase, "index": index,
             "round": round_number, "clock": self._clock(round_number, slot),
         }  # fmt: skip
-        arrived: dict[ClientId, list[bytes]] = {}
-        for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange)):
-            for place, client in enumerate(answer["clients"]):
-                arrived[client] = blobs[2 * place : 2 * place + 2]
-        replies = Replies({}, {}, {}, set())
-        for client in sorted(arrived):  # so that the manifest does not depend on who answered first
-            update, report = arrived.pop(client)
-            self._receive(exchange, round_number, client, broadcasts[client], update, report, replies)
-        for broadcast in broadcasts.values():
-            self.manifest.count_down(exchange.name, trees.to_named(broadcast), 1)
-        return replies
+        arrived = [
+            (group, *blobs[2 * place : 2 * place + 2])
+            for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange))
+            for place, group in enumerate(answer["groups"])
+        ]
+        told: dict[ClientId, Reply] = {}
+        for group, update, report in sorted(arrived):  # so that nothing depends on who answered first
+            told |= self._receive(exchange, [broadcasts[client] for client in group], group, update, report)
+        for broadcast, times in _distinct(broadcasts.values()):
+            self.manifest.count_down(exchange.name, trees.to_named(broadcast), times)
+        return self._sort(exchange, round_number, told, broadcasts)
 
     def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, size: int | None = None) -> list[Cohort]:
         """Clients with equal keys, in the order of ids, in groups whose size does not depend on the workers."""
@@ -175,31 +183,39 @@ class Coordinator:
         return [Cohort(part, [broadcasts[client] for client in part]) for part in parts]
 
     def _receive(
-        self,
-        exchange: Exchange,
-        round_number: int,
-        client: ClientId,
-        sent: Tree,
-        update: bytes,
-        report: bytes,
-        into: Replies,
-    ) -> None:
+        self, exchange: Exchange, sent: list[Tree], group: list[ClientId], update: bytes, report: bytes
+    ) -> dict[ClientId, Reply]:
+        """The messages of clients that answered together, each with the reason why it is refused, if it is."""
         try:
-            tensors, numbers = wire.decode_named(update), wire.decode_named(report)
-            fault = fault_in_update(tensors, exchange.update_like(sent), sent, self.max_update_norm)
-            fault = fault or fault_in_report(numbers, exchange.report_type._fields)
-            answer = None if fault else trees.from_named(exchange.update_type, tensors)
-            fault = fault or exchange.fault(answer, sent)
+            tensors_S, numbers_S = wire.decode_named(update), wire.decode_named(report)
+            faults = faults_in_updates(tensors_S, exchange.update_like(sent[0]), sent, self.max_update_norm)
+            faults = faults_in_reports(numbers_S, exchange.report_type._fields, faults)
+            if all(faults):
+                return dict(zip(group, map(Reply, faults), strict=True))
+            updates = trees.unstack(trees.from_named(exchange.update_type, tensors_S), len(group))
+            reports = trees.unstack(trees.from_named(exchange.report_type, numbers_S), len(group))
         except MessageError as error:
-            fault = str(error)
-        if fault:
-            self.manifest.refuse(round_number, exchange.name, client, fault)
-            into.refused.add(client)
-            return
-        self.manifest.count_up(exchange.name, client, tensors, numbers)
-        into.updates[client] = answer
-        into.reports[client] = trees.from_named(exchange.report_type, numbers)
-        into.sent[client] = sent
+            return {client: Reply(str(error)) for client in group}
+        if exchange.fault is not no_fault:
+            asked = zip(faults, updates, sent, strict=True)
+            faults = [fault or exchange.fault(one, broadcast) for fault, one, broadcast in asked]
+        return dict(zip(group, map(Reply, faults, updates, reports), strict=True))
+
+    def _sort(
+        self, exchange: Exchange, round_number: int, told: dict[ClientId, "Reply"], sent: dict[ClientId, Tree]
+    ) -> Replies:
+        """What was accepted goes on, what was not is written down, in the order of clients."""
+        replies = Replies({}, {}, {}, set())
+        for client in sorted(told):
+            fault, update, report = told[client]
+            if fault:
+                self.manifest.refuse(round_number, exchange.name, client, fault)
+                replies.refused.add(client)
+                continue
+            self.manifest.count_up(exchange.name, client, trees.to_named(update), trees.to_named(report))
+            replies.updates[client], replies.reports[client] = update, report
+            replies.sent[client] = sent[client]
+        return replies
 
     def _validators(self, round_number: int) -> list[ClientId]:
         pool = self.federation.participants
@@ -249,12 +265,25 @@ def _frame(header: dict[str, Any], cohort: Cohort, encoded: dict[Identity, bytes
     blobs: dict[Identity, int] = {}
     which = []
     for broadcast in cohort.broadcasts:
-        # Names too: the same tensors under other names, such as one start for several experts, are another message.
-        identity = tuple((name, id(leaf)) for name, leaf in trees.to_named(broadcast).items())
+        identity = _identity(broadcast)
         if identity not in encoded:
             encoded[identity] = wire.encode(broadcast)
         which.append(blobs.setdefault(identity, len(blobs)))
     return wire.pack({**header, "clients": cohort.clients, "which": which}, [encoded[identity] for identity in blobs])
+
+
+def _identity(broadcast: Tree) -> Identity:
+    """Names too: the same tensors under other names, such as one start for several experts, are another message."""
+    return tuple((name, id(leaf)) for name, leaf in trees.to_named(broadcast).items())
+
+
+def _distinct(broadcasts: Iterable[Tree]) -> list[tuple[Tree, int]]:
+    """Each message that was sent, and to how many."""
+    counted: dict[Identity, tuple[Tree, int]] = {}
+    for broadcast in broadcasts:
+        identity = _identity(broadcast)
+        counted[identity] = (broadcast, counted.get(identity, (None, 0))[1] + 1)
+    return list(counted.values())
 
 
 def _mean_reports(reports: dict[ClientId, Any]) -> dict[str, float]:

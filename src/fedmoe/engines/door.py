@@ -1,10 +1,44 @@
 """Every update and report is checked at the server's door: names, shapes, dtypes, finiteness, norm."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fedmoe import trees
 from fedmoe.vocabulary import Tensors, Tree
+
+
+def faults_in_updates(
+    update_S: Tensors, expected: Tree, sent: Sequence[Tree], max_norm: float | None
+) -> list[str | None]:
+    """For each client of a group that answered together. A group that is right at one look needs none at each."""
+    if max_norm is None and _right_together(update_S, trees.to_named(expected), len(sent)):
+        return [None] * len(sent)
+    if ragged := [name for name, tensor in update_S.items() if tensor.shape[:1] != (len(sent),)]:
+        return [f"{sorted(ragged)[0]} is not of {len(sent)} clients, as the message says"] * len(sent)
+    rows = trees.unstack(update_S, len(sent)) if update_S else [{}] * len(sent)
+    return [fault_in_update(row, expected, one, max_norm) for row, one in zip(rows, sent, strict=True)]
+
+
+def faults_in_reports(report_S: Tensors, declared: tuple[str, ...], faults: Sequence[str | None]) -> list[str | None]:
+    """`faults`, and those in reports for whoever had none."""
+    like = dict.fromkeys(declared, torch.zeros(()))
+    if _right_together({name: tensor.to(torch.float32) for name, tensor in report_S.items()}, like, len(faults)):
+        return list(faults)
+    if any(tensor.shape[:1] != (len(faults),) for tensor in report_S.values()):
+        return [f"its report is not of {len(faults)} clients, as the message says"] * len(faults)
+    rows = trees.unstack(report_S, len(faults)) if report_S else [{}] * len(faults)
+    return [fault or fault_in_report(row, declared) for fault, row in zip(faults, rows, strict=True)]
+
+
+def _right_together(message_S: Tensors, like: Tensors, size: int) -> bool:
+    return message_S.keys() == like.keys() and all(
+        tensor.shape == (size, *like[name].shape)
+        and tensor.dtype == like[name].dtype
+        and (not tensor.is_floating_point() or bool(tensor.isfinite().all()))
+        for name, tensor in message_S.items()
+    )
 
 
 def fault_in_update(update: Tensors, expected: Tree, sent: Tree, max_norm: float | None) -> str | None:

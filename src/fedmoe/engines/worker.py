@@ -58,9 +58,7 @@ class Worker:
         self._keep("client", clients, new_S, clock)
         if exchange.private_update:
             self._work_in_private(exchange, header, received, shared_S, state_S, rng)
-        updates, reports = (wire.encode_rows(part, len(clients)) for part in (update_S, report_S))
-        replies = [blob for pair in zip(updates, reports, strict=True) for blob in pair]
-        return wire.pack({"clients": clients}, replies)
+        return wire.pack({"groups": [clients]}, [wire.encode(update_S), wire.encode(report_S)])
 
     def do_personalize(self, header: dict[str, Any], blobs: list[bytes]) -> bytes:
         clients, clock = header["clients"], header["clock"]
