@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedmoe import trees
@@ -11,7 +12,7 @@ from fedmoe.models.images import LeNet, mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS
-from fedmoe.training.classifier import ClassifierLoss
+from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit
 from fedmoe.training.native_epochs import native_epochs
 from fedmoe.training.optimizers import Adam, Sgd
@@ -20,8 +21,8 @@ SHAPE = (2, 16, 16)
 COUNTS = (7, 1, 0, 12)
 
 
-def make_network(*, native):
-    network = Network(lambda: LeNet(SHAPE, 3, (3, 4), (5,)), input_shape=SHAPE)
+def make_network(*, native, outputs=3):
+    network = Network(lambda: LeNet(SHAPE, outputs, (3, 4), (5,)), input_shape=SHAPE)
     if native:
         network.go_native()
     return network
@@ -71,6 +72,46 @@ def test_repetitions_and_company_change_no_bit():
     assert all(map(torch.equal, trees.leaves(everyone), trees.leaves(again)))
     first = trees.tree_map(lambda leaf: leaf[:1], everyone)
     assert all(map(torch.equal, trees.leaves(first), trees.leaves(alone)))
+
+
+# Mixtures of two experts
+
+
+def train_mixture(way, *, second_is_trained, optimizer):
+    expert, gate = make_network(native=way == "native"), make_network(native=way == "native", outputs=1)
+    parts = [rows(count, seed) for seed, count in enumerate(COUNTS)]
+    answers = [F.log_softmax(torch.randn(len(p.y), 3, generator=torch.Generator().manual_seed(9)), -1) for p in parts]
+    data = side_by_side([p._replace(extra={"second": answer}) for p, answer in zip(parts, answers, strict=True)])
+    clients = range(len(COUNTS))
+    start = {
+        "first": trees.stack([expert.init(s) for s in clients]),
+        "gate": trees.stack([gate.init(s) for s in clients]),
+    }
+    if second_is_trained:
+        start["second"] = trees.stack([expert.init("second", s) for s in clients])
+    groups = {"mixture": Group(start, MixtureLoss(expert, gate, "first", "second"), data, optimizer)}
+    return fit(groups, Schedule(5, epochs=3), Streams(0, "test", 1, tuple(clients)), way)
+
+
+@pytest.mark.parametrize("second_is_trained", [True, False])
+@pytest.mark.parametrize("optimizer", [Sgd(0.1), Adam(1e-3)])
+def test_a_mixture_trains_natively_as_in_the_loop(second_is_trained, optimizer):
+    native, looped = (
+        train_mixture(way, second_is_trained=second_is_trained, optimizer=optimizer) for way in ("native", "looped")
+    )
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, looped)
+
+
+def test_a_mixture_with_a_gate_that_is_sure_stays_finite_where_its_expert_can_be_right():
+    """log h underflows for float: only sums of logs survive."""
+    network, gate = make_network(native=True), make_network(native=True, outputs=1)
+    start = {"first": trees.stack([network.init(0)]), "gate": trees.stack([gate.init(0)])}
+    start["gate"]["head.2.bias"] = torch.full((1, 1), -500.0)
+    data = side_by_side([rows(4, 0)._replace(extra={"second": torch.full((4, 3), -torch.inf)})])
+    groups = {"mixture": Group(start, MixtureLoss(network, gate, "first", "second"), data, Sgd(1e-6))}
+    fitted = fit(groups, Schedule(4), Streams(0, "test", 1, (0,)), "native")
+    assert 400 < fitted.loss_S[0] < 600
+    assert all(leaf.isfinite().all() for leaf in trees.leaves(fitted.params))
 
 
 def native_of(group, more=()):

@@ -14,13 +14,12 @@ from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm, Nothing, Setting
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.local_only import train_alone
-from fedmoe.models.mixture import log_mix, negative_log_likelihood
+from fedmoe.models.mixture import log_mix
 from fedmoe.streams import Streams
-from fedmoe.training.classifier import log_probs
-from fedmoe.training.fit import Loss, Trainable
-from fedmoe.training.inference import Batch
+from fedmoe.training.classifier import MixtureLoss
+from fedmoe.training.fit import Loss
 from fedmoe.training.local import train_mixture
-from fedmoe.vocabulary import ClientData, Tensors, Tree
+from fedmoe.vocabulary import ClientData, Tensors
 
 
 class PersonalState(NamedTuple):
@@ -47,14 +46,7 @@ def personalize(setting: Setting, shared: Broadcast, data: ClientData, rng: Stre
 
 def mixture_losses(setting: Setting) -> Loss:
     """Eq. 6: the negative log of h(x) f_l(x) + (1 - h(x)) f_g(x) at the label."""
-
-    def losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
-        own = trainable["mixture"]
-        gate_B1 = setting.gate(own["gate"], batch.x, training=batch.training)
-        local_BC, general_BC = (log_probs(setting.expert, own[part], batch) for part in ("local", "general"))
-        return negative_log_likelihood(log_mix(gate_B1, local_BC, general_BC), batch.y)
-
-    return losses
+    return MixtureLoss(setting.expert, setting.gate, first="local", second="general")
 
 
 def predict(setting: Setting, shared: Broadcast, _client: Nothing, personal: PersonalState | None, x: Tensor) -> Tensor:

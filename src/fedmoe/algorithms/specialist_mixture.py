@@ -15,11 +15,11 @@ from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm, Nothing, Setting
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.fine_tuned import fine_tune
-from fedmoe.models.mixture import log_mix, negative_log_likelihood
+from fedmoe.models.mixture import log_mix
 from fedmoe.streams import Streams
-from fedmoe.training.classifier import log_probs
-from fedmoe.training.fit import Loss, Trainable
-from fedmoe.training.inference import Batch, per_example
+from fedmoe.training.classifier import MixtureLoss, log_probs
+from fedmoe.training.fit import Loss
+from fedmoe.training.inference import per_example
 from fedmoe.training.local import train_mixture
 from fedmoe.vocabulary import ClientData, Examples, Tensors, Tree
 
@@ -59,15 +59,7 @@ def with_general_answers(setting: Setting, shared: Broadcast, examples: Examples
 
 def mixture_losses(setting: Setting) -> Loss:
     """Eq. 7: the negative log of h(x) f_s(x) + (1 - h(x)) f_g(x) at the label."""
-
-    def losses(trainable: Trainable, general: Tree, batch: Batch) -> Tensor:
-        own = trainable["mixture"]
-        gate_B1 = setting.gate(own["gate"], batch.x, training=batch.training)
-        general_BC = F.log_softmax(setting.expert(general, batch.x), dim=-1) if general else batch.extra["general"]
-        mixed_BC = log_mix(gate_B1, log_probs(setting.expert, own["specialist"], batch), general_BC)
-        return negative_log_likelihood(mixed_BC, batch.y)
-
-    return losses
+    return MixtureLoss(setting.expert, setting.gate, first="specialist", second="general")
 
 
 def predict(setting: Setting, shared: Broadcast, _client: Nothing, personal: PersonalState | None, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 //
 // Inputs of images are (height, width, channels); parameters and their gradients are in PyTorch's layout. Each client
 // is computed by itself, so nothing depends on who else is in the cohort. The caller holds no lock meanwhile.
+#include <algorithm>
 #include <cmath>
 #include "conv.h"
 #include "dense.h"
@@ -191,20 +192,45 @@ void Chain::backward_layer(const Layer& a, const float* const* params, float* co
   }
 }
 
-// The mean cross-entropy of scores, and its gradient by them.
-static double cross_entropy(const float* scores, float* dy, int64_t stride, int64_t classes, int64_t batch,
-                            const int64_t* labels) {
-  double total = 0;
-  memcpy(dy, scores, batch * stride * sizeof(float));
-  for (int64_t b = 0; b < batch; b++) {
-    float *z = dy + b * stride, largest = z[0], sum = 0;
-    for (int64_t c = 1; c < classes; c++) largest = z[c] > largest || z[c] != z[c] ? z[c] : largest;
-    float right = z[labels[b]] - largest;
-    for (int64_t c = 0; c < classes; c++) sum += z[c] = std::exp(z[c] - largest);
-    total += std::log(sum) - right;
-    for (int64_t c = 0; c < classes; c++) z[c] = (z[c] / sum - (c == labels[b] ? 1.f : 0.f)) / batch;
-  }
-  return total / batch;
+// Scores become log-probabilities.
+static void log_softmax(float* z, int64_t classes) {
+  float largest = z[0], sum = 0;
+  for (int64_t c = 1; c < classes; c++) largest = z[c] > largest || z[c] != z[c] ? z[c] : largest;
+  for (int64_t c = 0; c < classes; c++) sum += std::exp(z[c] - largest);
+  float log_sum = std::log(sum) + largest;
+  for (int64_t c = 0; c < classes; c++) z[c] -= log_sum;
+}
+
+// Log-probabilities become the gradient of minus `weight` times the one at the label.
+static void softmax_gradient(float* z, int64_t classes, int64_t label, float weight) {
+  for (int64_t c = 0; c < classes; c++) z[c] = weight * (std::exp(z[c]) - (c == label ? 1.f : 0.f));
+}
+
+static float log_sigmoid(float t) { return std::min(t, 0.f) - std::log1p(std::exp(-std::fabs(t))); }
+
+// One example's loss; `scores` of each network become the gradient of `share` times it.
+static float cross_entropy(float* const* scores, int64_t classes, int64_t label, float share) {
+  log_softmax(scores[0], classes);
+  float loss = -scores[0][label];
+  softmax_gradient(scores[0], classes, label, share);
+  return loss;
+}
+
+// -log(h first + (1 - h) second) at the label with h = sigmoid(gate): networks are (first, gate) with the second's
+// log-probability given, or (first, gate, second).
+static float mixture(float* const* scores, int64_t classes, int64_t label, const float* second_given, float share) {
+  float t = scores[1][0];
+  log_softmax(scores[0], classes);
+  if (!second_given) log_softmax(scores[2], classes);
+  float first = log_sigmoid(t) + scores[0][label];
+  float second = log_sigmoid(-t) + (second_given ? *second_given : scores[2][label]);
+  float larger = first > second || first != first ? first : second;
+  float log_mixed = std::isinf(larger) ? larger : larger + std::log1p(std::exp(-std::fabs(first - second)));
+  float responsibility = std::exp(first - log_mixed), h = 1.f / (1.f + std::exp(-t));
+  softmax_gradient(scores[0], classes, label, share * responsibility);
+  scores[1][0] = share * (h - responsibility);
+  if (!second_given) softmax_gradient(scores[2], classes, label, share * (1 - responsibility));
+  return -log_mixed;
 }
 
 struct Optimizer {
@@ -285,38 +311,63 @@ void fedmoe_backward(const Layer* layers, int64_t count, int64_t items, int64_t 
   }
 }
 
-// Local training of one client by cross-entropy. flat (P) and the optimizer's slots are changed in place; `offsets` says
-// where parameters start in flat; `order` holds the row numbers of all batches, `ends` where each batch ends in it.
-// Returns the sum of the batches' mean losses.
-double fedmoe_train(const Layer* layers, int64_t count, const float* x, const int64_t* y, const int64_t* order,
-                    const int64_t* ends, int64_t steps, float* flat, int64_t num_weights, const int64_t* offsets,
-                    const int64_t* param_size, int64_t num_params, float* mean, float* square, int64_t steps_before,
-                    const Optimizer* optimizer) {
+// One network among those that a client trains together: its parameters start at `offsets` of the flat vector.
+struct Net {
+  const Layer* layers;
+  int64_t count;
+  const int64_t* offsets;
+  const int64_t* sizes;
+  int64_t num_params;
+};
+
+// Local training of one client: by cross-entropy of one network, or of a mixture of several. flat (P) and the optimizer's
+// slots are changed in place; `order` holds the row numbers of all batches, `ends` where each batch ends in it; `given`
+// is the frozen second expert's log-probability at each row's label, where there is one. Returns the sum of the batches'
+// mean losses.
+double fedmoe_train(const Net* nets, int64_t num_nets, const float* x, const int64_t* y, const float* given,
+                    const int64_t* order, const int64_t* ends, int64_t steps, float* flat, int64_t num_weights,
+                    float* mean, float* square, int64_t steps_before, const Optimizer* optimizer) {
   static thread_local Scratch scratch;
-  Chain chain{layers, count, &scratch};
   float* gradient = scratch.floats(10, num_weights);
-  std::vector<const float*> own(num_params), rows;
-  std::vector<float*> grads(num_params);
-  std::vector<int64_t> labels;
-  for (int64_t j = 0; j < num_params; j++) { own[j] = flat + offsets[j]; grads[j] = gradient + offsets[j]; }
-  const Layer& last = layers[count - 1];
-  double loss = 0;
+  int64_t in_size = nets[0].layers[0].in_size(), classes = nets[0].layers[nets[0].count - 1].out_size();
+  std::vector<Tape> tapes(num_nets);
+  std::vector<float*> dy(num_nets), scores(num_nets);
+  std::vector<std::vector<const float*>> params(num_nets);
+  std::vector<std::vector<float*>> grads(num_nets);
+  std::vector<const float*> rows;
+  for (int64_t m = 0; m < num_nets; m++)
+    for (int64_t j = 0; j < nets[m].num_params; j++) {
+      params[m].push_back(flat + nets[m].offsets[j]);
+      grads[m].push_back(gradient + nets[m].offsets[j]);
+    }
+  double total = 0;
   for (int64_t step = 0, begin = 0; step < steps; begin = ends[step++]) {
     int64_t batch = ends[step] - begin;
     rows.resize(batch);
-    labels.resize(batch);
-    for (int64_t b = 0; b < batch; b++) {
-      rows[b] = x + order[begin + b] * layers[0].in_size();
-      labels[b] = y[order[begin + b]];
+    for (int64_t b = 0; b < batch; b++) rows[b] = x + order[begin + b] * in_size;
+    for (int64_t m = 0; m < num_nets; m++) {
+      Chain chain{nets[m].layers, nets[m].count, &scratch};
+      const Layer& last = chain.layers[chain.count - 1];
+      tapes[m] = Tape{scratch.floats(20 + m, Tape::size(chain.layers, chain.count, batch)), batch};
+      chain.forward(params[m].data(), rows.data(), tapes[m]);
+      dy[m] = scratch.floats(30 + m, batch * last.out_stride());
+      memcpy(dy[m], tapes[m].output(chain.layers, chain.count - 1), batch * last.out_stride() * sizeof(float));
     }
-    Tape tape{scratch.floats(11, Tape::size(layers, count, batch)), batch};
-    chain.forward(own.data(), rows.data(), tape);
-    float* dy = scratch.floats(12, batch * last.out_stride());
-    loss += cross_entropy(tape.output(layers, count - 1), dy, last.out_stride(), last.out_size(), batch, labels.data());
-    clear_embeddings(chain, grads.data(), param_size);
-    chain.backward(own.data(), grads.data(), rows.data(), tape, dy, nullptr);
+    double loss = 0;
+    for (int64_t b = 0; b < batch; b++) {
+      int64_t row = order[begin + b];
+      for (int64_t m = 0; m < num_nets; m++) scores[m] = dy[m] + b * nets[m].layers[nets[m].count - 1].out_stride();
+      loss += num_nets == 1 ? cross_entropy(scores.data(), classes, y[row], 1.f / batch)
+                            : mixture(scores.data(), classes, y[row], given ? given + row : nullptr, 1.f / batch);
+    }
+    total += loss / batch;
+    for (int64_t m = 0; m < num_nets; m++) {
+      Chain chain{nets[m].layers, nets[m].count, &scratch};
+      clear_embeddings(chain, grads[m].data(), nets[m].sizes);
+      chain.backward(params[m].data(), grads[m].data(), rows.data(), tapes[m], dy[m], nullptr);
+    }
     descend(*optimizer, flat, gradient, mean, square, num_weights, steps_before + step + 1);
   }
-  return loss;
+  return total;
 }
 }

@@ -7,7 +7,7 @@ numbers do not depend on the others. `torch.func.vmap` adds such an axis, whatev
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,46 +23,24 @@ Pointers = NDArray[np.int64]
 SLACK = 32
 
 
-class OptimizerSettings(ctypes.Structure):
-    _fields_: ClassVar[list[Any]] = [
-        *((name, ctypes.c_double) for name in ("rate", "momentum", "beta1", "beta2", "epsilon")),
-        ("adam", ctypes.c_int64),
-    ]
-
-
 class Kernel:
     """One program, bound to the compiled library."""
 
     def __init__(self, program: Program, shapes: Sequence[tuple[int, ...]]) -> None:
         """`shapes` of the parameters, in the program's order."""
         self.program, self.shapes = program, list(shapes)
-        self._layers = np.array(program.layers, dtype=np.int64)
+        self.layers = np.array(program.layers, dtype=np.int64)
         self.sizes = np.array([math.prod(shape) for shape in shapes], dtype=np.int64)
         lib = library()
-        self._forward, self._backward, self._train = lib.fedmoe_forward, lib.fedmoe_backward, lib.fedmoe_train
-        self._tape_size = lib.fedmoe_tape_size
+        self._forward, self._backward, self._tape_size = lib.fedmoe_forward, lib.fedmoe_backward, lib.fedmoe_tape_size
         whole, where = ctypes.c_int64, ctypes.c_void_p
         head: list[Any] = [where, whole]
         self._forward.argtypes = [*head, whole, whole, where, where, whole, where, where]
         self._backward.argtypes = [*head, whole, whole, where, where, where, whole, where, where, where, where]
-        self._train.argtypes = [
-            *head,
-            *[where] * 4,
-            whole,
-            where,
-            whole,
-            where,
-            where,
-            whole,
-            where,
-            where,
-            whole,
-            where,
-        ]
         self._tape_size.argtypes = [*head, whole]
-        self._tape_size.restype, self._train.restype = whole, ctypes.c_double
+        self._tape_size.restype = whole
         self._forward.restype = self._backward.restype = None
-        self._head = (self._layers.ctypes.data, len(self._layers))
+        self._head = (self.layers.ctypes.data, len(self.layers))
 
     def __call__(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
         """x (..., B, *input_shape), parameters (..., *shape): scores (..., B, outputs)."""
@@ -113,28 +91,6 @@ class Kernel:
             dx.data_ptr() if input_too else None,
         )  # fmt: skip
         return (dx.movedim(-1, -3) if input_too and self.program.channels_last else dx), *grads
-
-    def train(
-        self,
-        images_N: Tensor,
-        y_N: Tensor,
-        batches: Sequence[Tensor],
-        flat_P: Tensor,
-        offsets: NDArray[np.int64],
-        slots: Sequence[Tensor],
-        steps_before: int,
-        optimizer: OptimizerSettings,
-    ) -> float:
-        """One client's steps by cross-entropy, in place on `flat_P` and `slots`: the sum of the batches' losses."""
-        order = torch.cat(list(batches))
-        ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
-        mean, square = [*(slot.data_ptr() for slot in slots), None, None][:2]
-        loss: float = self._train(
-            *self._head, images_N.data_ptr(), y_N.data_ptr(), order.data_ptr(), ends.ctypes.data, len(batches),
-            flat_P.data_ptr(), len(flat_P), offsets.ctypes.data, self.sizes.ctypes.data, len(self.sizes),
-            mean, square, steps_before, ctypes.byref(optimizer),
-        )  # fmt: skip
-        return loss
 
     def _lead(self, x: Tensor) -> tuple[int, ...]:
         return tuple(x.shape[: x.dim() - 1 - len(self.program.input_shape)])

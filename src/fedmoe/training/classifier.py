@@ -1,7 +1,7 @@
-"""Cross-entropy of a network: the loss that nearly every stage trains with.
+"""The losses that nearly every stage trains with: a network's cross-entropy, and that of a mixture of two experts.
 
-A type of its own, so that the trainer sees that a group is this and nothing else, and can hand the native kernels a
-whole epoch of it.
+Types of their own, so that the trainer sees that a group is one of them and nothing else, and can hand the native
+kernels a whole epoch of it.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmoe.models.mixture import negative_log_likelihood
+from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.training.inference import Batch
 from fedmoe.vocabulary import Tensors, Tree
@@ -28,6 +28,32 @@ class ClassifierLoss:
         """The same for all clients of a cohort at once, (S, B), where the network reads cohorts."""
         log_probs_SBC = F.log_softmax(self.network.cohort(trainable_S["model"], batches.x), dim=-1)
         return -log_probs_SBC.gather(-1, batches.y.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class MixtureLoss:
+    """-log(h first + (1 - h) second) at the label, for the group named "mixture" with its parts by name.
+
+    The second expert is trained too where the group has a part of its name. Else it is frozen: its weights are given,
+    or its log-probabilities come with the examples, in `batch.extra`.
+    """
+
+    expert: Network
+    gate: Network
+    first: str
+    second: str
+
+    def __call__(self, trainable: dict[str, Tree], frozen: Tree, batch: Batch) -> Tensor:
+        own = trainable["mixture"]
+        gate_B1 = self.gate(own["gate"], batch.x, training=batch.training)
+        first_BC = log_probs(self.expert, own[self.first], batch)
+        if self.second in own:
+            second_BC = log_probs(self.expert, own[self.second], batch)
+        elif frozen:
+            second_BC = F.log_softmax(self.expert(frozen, batch.x), dim=-1)
+        else:
+            second_BC = batch.extra[self.second]
+        return negative_log_likelihood(log_mix(gate_B1, first_BC, second_BC), batch.y)
 
 
 def log_probs(network: Network, params: Tensors, batch: Batch) -> Tensor:

@@ -1,15 +1,15 @@
-"""Whole epochs of plain cross-entropy in the native kernels: no Python between a client's batches."""
+"""Whole epochs of the plain losses in the native kernels: no Python between a client's batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmoe.errors import DataError
-from fedmoe.native.kernel import Kernel, OptimizerSettings
-from fedmoe.training.classifier import ClassifierLoss
+from fedmoe.models.network import Network
+from fedmoe.native.trainer import OptimizerSettings, Trainer
+from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.flat import Layout
 from fedmoe.training.optimizers import Adam, Optimizer
 from fedmoe.vocabulary import Tensors
@@ -21,19 +21,18 @@ if TYPE_CHECKING:
 class NativeEpochs(NamedTuple):
     """One group of a cohort, as the kernels read and write it."""
 
-    kernel: Kernel
+    trainer: Trainer
     images_SN: Tensor
     y_SN: Tensor
+    given_SN: Tensor | None
     flat_SP: Tensor
-    offsets: NDArray[np.int64]
     slots: list[Tensor]
-    optimizer: OptimizerSettings
 
     def run(self, s: int, batches: Sequence[Tensor], steps_before: int) -> float:
         """One client's steps over `batches`; the sum of their mean losses."""
-        slots = [slot[s] for slot in self.slots]
-        data, flat = (self.images_SN[s], self.y_SN[s]), self.flat_SP[s]
-        return self.kernel.train(*data, batches, flat, self.offsets, slots, steps_before, self.optimizer)
+        given = self.given_SN[s] if self.given_SN is not None else None
+        own = [slot[s] for slot in self.slots]
+        return self.trainer.run(self.images_SN[s], self.y_SN[s], given, batches, self.flat_SP[s], own, steps_before)
 
 
 def native_epochs(
@@ -42,28 +41,44 @@ def native_epochs(
     flat: Mapping[str, Tensor],
     slots: Mapping[str, Tensors],
 ) -> NativeEpochs | None:
-    """None where something besides one network's cross-entropy is trained: then each step asks the kernels."""
+    """None where something besides a plain loss of native networks is trained: then each step asks the kernels."""
     name, group = next(iter(groups.items()))
-    plain = isinstance(group.loss, ClassifierLoss) and not (group.batch_term or group.noise or group.augmentation)
-    if len(groups) > 1 or not plain:
+    networks = _networks(group)
+    if len(groups) > 1 or not networks or group.batch_term or group.noise or group.augmentation:
         return None
-    assert isinstance(group.loss, ClassifierLoss)
-    kernel = group.loss.network.native
-    if kernel is None:
+    if any(network.native is None for network in networks.values()):
         return None
-    _refuse_strange_labels(group.data.y, kernel.program.num_outputs)
+    kernels = {part: network.native for part, network in networks.items() if network.native}
+    first = next(iter(kernels.values()))
+    _refuse_strange_labels(group.data.y, first.program.num_outputs)
     starts = dict(zip(layouts[name].names, np.cumsum([0, *layouts[name].sizes[:-1]]).tolist(), strict=True))
-    offsets = np.array([starts[param] for param in kernel.program.params], dtype=np.int64)
-    own = list(slots[name].values())
-    return NativeEpochs(
-        kernel,
-        kernel.images(group.data.x),
-        group.data.y.contiguous(),
-        flat[name],
-        offsets,
-        own,
-        _settings(group.optimizer),
-    )
+    offsets = [
+        np.array([starts[part + param] for param in kernel.program.params], dtype=np.int64)
+        for part, kernel in kernels.items()
+    ]
+    trainer = Trainer(list(kernels.values()), offsets, _settings(group.optimizer))
+    data, own = group.data, list(slots[name].values())
+    return NativeEpochs(trainer, first.images(data.x), data.y.contiguous(), _given(group), flat[name], own)
+
+
+def _networks(group: "Group") -> dict[str, Network]:
+    """Which network reads which part of the group, in the order of the kernels."""
+    loss = group.loss
+    if isinstance(loss, ClassifierLoss):
+        return {"": loss.network}
+    if isinstance(loss, MixtureLoss) and loss.second in group.params:
+        return {f"{loss.first}/": loss.expert, "gate/": loss.gate, f"{loss.second}/": loss.expert}
+    if isinstance(loss, MixtureLoss) and loss.second in group.data.extra:
+        return {f"{loss.first}/": loss.expert, "gate/": loss.gate}
+    return {}
+
+
+def _given(group: "Group") -> Tensor | None:
+    """The frozen expert's log-probability at each label, where there is one."""
+    if not isinstance(group.loss, MixtureLoss) or group.loss.second in group.params:
+        return None
+    answers_SNC = group.data.extra[group.loss.second]
+    return answers_SNC.gather(-1, group.data.y.unsqueeze(-1)).squeeze(-1).contiguous()
 
 
 def _settings(optimizer: Optimizer) -> OptimizerSettings:

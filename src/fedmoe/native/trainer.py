@@ -1,0 +1,79 @@
+"""Whole local training in the native kernels: many batches, forward, backward and optimizer step, in one call."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmoe.native.build import library
+from fedmoe.native.kernel import Kernel
+
+
+class OptimizerSettings(ctypes.Structure):
+    """`struct Optimizer` in chain.cpp."""
+
+    _fields_: ClassVar[list[Any]] = [
+        *((name, ctypes.c_double) for name in ("rate", "momentum", "beta1", "beta2", "epsilon")),
+        ("adam", ctypes.c_int64),
+    ]
+
+
+class Net(ctypes.Structure):
+    """`struct Net` in chain.cpp."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("layers", ctypes.c_void_p), ("count", ctypes.c_int64), ("offsets", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p), ("num_params", ctypes.c_int64),
+    ]  # fmt: skip
+
+
+class Trainer:
+    """One network by cross-entropy; or a mixture of two: (first, gate), or (first, gate, second)."""
+
+    def __init__(
+        self, kernels: Sequence[Kernel], offsets: Sequence[NDArray[np.int64]], optimizer: OptimizerSettings
+    ) -> None:
+        """`offsets`: where the parameters of each network start in a client's flat vector."""
+        self._kernels, self._offsets, self._optimizer = (
+            list(kernels),
+            list(offsets),
+            optimizer,
+        )  # kept alive for `_nets`
+        self._nets = (Net * len(self._kernels))(
+            *(
+                Net(kernel.layers.ctypes.data, len(kernel.layers), at.ctypes.data, kernel.sizes.ctypes.data, len(at))
+                for kernel, at in zip(self._kernels, self._offsets, strict=True)
+            )
+        )
+        self._train = library().fedmoe_train
+        whole, where = ctypes.c_int64, ctypes.c_void_p
+        self._train.argtypes = [where, whole, *[where] * 5, whole, where, whole, where, where, whole, where]
+        self._train.restype = ctypes.c_double
+
+    def run(
+        self,
+        images_N: Tensor,
+        y_N: Tensor,
+        given_N: Tensor | None,
+        batches: Sequence[Tensor],
+        flat_P: Tensor,
+        slots: Sequence[Tensor],
+        steps_before: int,
+    ) -> float:
+        """One client's steps, in place on `flat_P` and `slots`: the sum of the batches' mean losses.
+
+        `given_N`: the frozen second expert's log-probability at the label of each row.
+        """
+        order = torch.cat(list(batches))
+        ends = np.cumsum([batch.numel() for batch in batches], dtype=np.int64)
+        mean, square = [*(slot.data_ptr() for slot in slots), None, None][:2]
+        loss: float = self._train(
+            self._nets, len(self._kernels), images_N.data_ptr(), y_N.data_ptr(),
+            given_N.data_ptr() if given_N is not None else None, order.data_ptr(), ends.ctypes.data, len(batches),
+            flat_P.data_ptr(), flat_P.numel(), mean, square, steps_before, ctypes.byref(self._optimizer),
+        )  # fmt: skip
+        return loss
