@@ -1,5 +1,7 @@
 """A client's whole epoch in one call is the same training as step by step in PyTorch."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,8 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
-from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit
-from fedmoe.training.native_epochs import native_epochs
+from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit, shuffled
+from fedmoe.training.native_epochs import native_epochs, shuffled_batches
 from fedmoe.training.optimizers import Adam, Sgd
 
 SHAPE = (2, 16, 16)
@@ -114,10 +116,18 @@ def test_a_mixture_with_a_gate_that_is_sure_stays_finite_where_its_expert_can_be
     assert all(leaf.isfinite().all() for leaf in trees.leaves(fitted.params))
 
 
+@pytest.mark.parametrize(("count", "batch_size", "steps"), [(7, 3, 3), (7, 3, 8), (6, 3, 1), (1, 5, 4)])
+def test_batches_are_those_of_the_other_ways(count, batch_size, steps):
+    order, ends = shuffled_batches(torch.Generator().manual_seed(3), count, batch_size, steps)
+    batches = itertools.islice(shuffled(torch.Generator().manual_seed(3), count, batch_size), steps)
+    begin = [0, *ends[:-1].tolist()]
+    assert [order[a:b].tolist() for a, b in zip(begin, ends.tolist(), strict=True)] == [b.tolist() for b in batches]
+
+
 def native_of(group, more=()):
     groups = {"model": group, **dict(more)}
     empty = {key: {} for key in groups}
-    return native_epochs(groups, empty, empty, empty)
+    return native_epochs(groups, empty, empty, empty, 2, Streams(0, "test", 1, (0,)))
 
 
 def test_whatever_is_more_than_one_networks_cross_entropy_goes_step_by_step():

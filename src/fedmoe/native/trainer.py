@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -59,21 +58,21 @@ class Trainer:
         images_N: Tensor,
         y_N: Tensor,
         given_N: Tensor | None,
-        batches: Sequence[Tensor],
+        order: Tensor,
+        ends: NDArray[np.int64],
         flat_P: Tensor,
         slots: Sequence[Tensor],
         steps_before: int,
     ) -> float:
         """One client's steps, in place on `flat_P` and `slots`: the sum of the batches' mean losses.
 
+        `order` holds the rows of all batches, `ends` where each batch ends in it.
         `given_N`: the frozen second expert's log-probability at the label of each row.
         """
-        order = torch.cat(list(batches))
-        ends = np.cumsum([batch.numel() for batch in batches], dtype=np.int64)
         mean, square = [*(slot.data_ptr() for slot in slots), None, None][:2]
         loss: float = self._train(
             self._nets, len(self._kernels), images_N.data_ptr(), y_N.data_ptr(),
-            given_N.data_ptr() if given_N is not None else None, order.data_ptr(), ends.ctypes.data, len(batches),
+            given_N.data_ptr() if given_N is not None else None, order.data_ptr(), ends.ctypes.data, len(ends),
             flat_P.data_ptr(), flat_P.numel(), mean, square, steps_before, ctypes.byref(self._optimizer),
         )  # fmt: skip
         return loss

@@ -8,7 +8,6 @@ says so.
 Shape suffixes: S clients, R clients that take this step, P parameters of a group, N examples, B examples of a batch.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -119,7 +118,14 @@ class _Cohort:
         self.layouts = {name: Layout.of(group.params) for name, group in groups.items()}
         self.flat = {name: self.layouts[name].pack(group.params) for name, group in groups.items()}
         self.slots = {name: init_slots(group.optimizer, self.flat[name]) for name, group in groups.items()}
-        self.batches = {name: _batch_streams(group, schedule.batch_size, rng) for name, group in groups.items()}
+        self.native = (
+            native_epochs(groups, self.layouts, self.flat, self.slots, schedule.batch_size, rng)
+            if way == "native"
+            else None
+        )
+        self.batches = (
+            {} if self.native else {n: _batch_streams(g, schedule.batch_size, rng) for n, g in groups.items()}
+        )
         self.noise = {name: rng.generators(f"noise:{name}") for name, group in groups.items() if group.noise}
         # Named alike for all groups, as batches are: groups with equal data see equal images.
         self.lots = {name: rng.generators("augment") for name, group in groups.items() if group.augmentation}
@@ -131,7 +137,6 @@ class _Cohort:
             self.grads = {name: torch.empty_like(flat) for name, flat in self.flat.items()}
             self.frozen_of_one = trees.pick(frozen, 0)
         self.loss_S, self.epochs_S = torch.zeros(self.size), torch.zeros(self.size)
-        self.native = native_epochs(groups, self.layouts, self.flat, self.slots) if way == "native" else None
 
     def train(self) -> Fitted:
         epochs = 1 if self.schedule.steps is not None else self.schedule.epochs
@@ -153,11 +158,10 @@ class _Cohort:
     def run_epoch(self, alive: list[int]) -> None:
         self.loss_S[alive] = 0
         if self.native:
-            ((_, streams),) = self.batches.items()
+            losses = [self.native.run(s, self.steps_S[s], self.taken_S[s]) / self.steps_S[s] for s in alive]
+            self.loss_S[alive] = torch.tensor(losses)
             for s in alive:
-                batches = list(itertools.islice(streams[s], self.steps_S[s]))
-                self.loss_S[s] = self.native.run(s, batches, self.taken_S[s]) / len(batches)
-                self.taken_S[s] += len(batches)
+                self.taken_S[s] += self.steps_S[s]
             return
         for step in range(max(self.steps_S[s] for s in alive)):
             self.step([s for s in alive if step < self.steps_S[s]])

@@ -1,14 +1,17 @@
 """Whole epochs of the plain losses in the native kernels: no Python between a client's batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmoe.errors import DataError
 from fedmoe.models.network import Network
 from fedmoe.native.trainer import OptimizerSettings, Trainer
+from fedmoe.streams import Streams
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.flat import Layout
 from fedmoe.training.optimizers import Adam, Optimizer
@@ -27,12 +30,16 @@ class NativeEpochs(NamedTuple):
     given_SN: Tensor | None
     flat_SP: Tensor
     slots: list[Tensor]
+    counts: list[int]
+    batch_size: int
+    generators: list[torch.Generator]
 
-    def run(self, s: int, batches: Sequence[Tensor], steps_before: int) -> float:
-        """One client's steps over `batches`; the sum of their mean losses."""
+    def run(self, s: int, steps: int, steps_before: int) -> float:
+        """One client's next steps: an epoch, or all steps of a schedule that counts them. The sum of their losses."""
+        order, ends = shuffled_batches(self.generators[s], self.counts[s], self.batch_size, steps)
         given = self.given_SN[s] if self.given_SN is not None else None
-        own = [slot[s] for slot in self.slots]
-        return self.trainer.run(self.images_SN[s], self.y_SN[s], given, batches, self.flat_SP[s], own, steps_before)
+        data, own = (self.images_SN[s], self.y_SN[s], given), [slot[s] for slot in self.slots]
+        return self.trainer.run(*data, order, ends, self.flat_SP[s], own, steps_before)
 
 
 def native_epochs(
@@ -40,6 +47,8 @@ def native_epochs(
     layouts: Mapping[str, Layout],
     flat: Mapping[str, Tensor],
     slots: Mapping[str, Tensors],
+    batch_size: int,
+    rng: Streams,
 ) -> NativeEpochs | None:
     """None where something besides a plain loss of native networks is trained: then each step asks the kernels."""
     name, group = next(iter(groups.items()))
@@ -58,7 +67,29 @@ def native_epochs(
     ]
     trainer = Trainer(list(kernels.values()), offsets, _settings(group.optimizer))
     data, own = group.data, list(slots[name].values())
-    return NativeEpochs(trainer, first.images(data.x), data.y.contiguous(), _given(group), flat[name], own)
+    return NativeEpochs(
+        trainer=trainer,
+        images_SN=first.images(data.x),
+        y_SN=data.y.contiguous(),
+        given_SN=_given(group),
+        flat_SP=flat[name],
+        slots=own,
+        counts=data.counts.tolist(),
+        batch_size=batch_size,
+        generators=rng.generators("batches"),
+    )
+
+
+def shuffled_batches(
+    generator: torch.Generator, count: int, batch_size: int, steps: int
+) -> tuple[Tensor, NDArray[np.int64]]:
+    """The rows of `steps` batches one after another and where each ends: the batches of `fit.shuffled`."""
+    per_epoch = -(-count // batch_size)
+    epochs = -(-steps // per_epoch)
+    orders = [torch.randperm(count, generator=generator) for _ in range(epochs)]
+    ends_of_epoch = np.minimum(np.arange(1, per_epoch + 1) * batch_size, count)
+    ends = (np.arange(epochs)[:, None] * count + ends_of_epoch).reshape(-1)[:steps]
+    return orders[0] if epochs == 1 else torch.cat(orders), np.ascontiguousarray(ends)
 
 
 def _networks(group: "Group") -> dict[str, Network]:
