@@ -26,12 +26,12 @@ from fedmoe.engines.coordinator import Coordinator
 from fedmoe.engines.embedded import start
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.worker import Worker
-from fedmoe.experiment import COHORT_SIZE, versions
+from fedmoe.experiment import versions
 from fedmoe.models.images import SmallCNN, mlp
 from fedmoe.models.network import Network
 from fedmoe.models.resnet import resnet
 from fedmoe.training.plan import TrainingPlan
-from fedmoe.training.ways import choose_way
+from fedmoe.training.ways import choose_way, cohort_size
 
 WORKLOADS = {
     "W1": Workload("W1", 100, 100, (3, 32, 32), 5, 3, 10, "adam", 5e-5, rounds=12),
@@ -78,7 +78,7 @@ class Ours:
             self.engine.__enter__(),
             seed=0,
             rounds=10**9,
-            cohort_size=COHORT_SIZE[way],
+            cohort_size=cohort_size([network], way),
             manifest=Manifest(),
         )
         self.server, self.round = algorithm.init_server(0), 0

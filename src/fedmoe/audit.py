@@ -34,12 +34,12 @@ from fedmoe.evaluation.label_leakage import (
     step_length,
     total_variation,
 )
-from fedmoe.experiment import COHORT_SIZE
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
 from fedmoe.training.plan import TrainingPlan
+from fedmoe.training.ways import cohort_size
 from fedmoe.vocabulary import ClientId, Tensors, Tree
 
 LABELS_FILE = "audit_labels.json"
@@ -60,7 +60,7 @@ class Opened(NamedTuple):
     federation: Federation
     algorithm: Algorithm
     output_bias: str | None  # None: the expert has no such thing
-    cohort_size: int | None
+    cohort_size: int | Callable[[int], int]
 
 
 def audit_labels(
@@ -136,7 +136,11 @@ def _open(
     way = build.resolve_way(config, networks)
     algorithm = build.build_algorithm(config, federation, networks, way)
     return Opened(
-        config, federation, algorithm, _output_bias(networks[0]), config.engine.cohort_size or COHORT_SIZE[way]
+        config,
+        federation,
+        algorithm,
+        _output_bias(networks[0]),
+        config.engine.cohort_size or cohort_size(networks, way),
     )
 
 

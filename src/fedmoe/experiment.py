@@ -30,11 +30,8 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
-from fedmoe.training.ways import missing_kernels
+from fedmoe.training.ways import cohort_size, missing_kernels
 from fedmoe.vocabulary import ClientId, Tree
-
-# None: by the number of clients. Native kernels compute each client by itself, so a cohort only saves messages.
-COHORT_SIZE = {"looped": 1, "stacked": 16, "native": None}
 
 
 class Started(NamedTuple):
@@ -120,7 +117,7 @@ def run_events(
         way = build.resolve_way(config, networks)
         algorithm = build.build_algorithm(config, federation, networks, way)
         missing = missing_kernels(networks, way) if asked.engine.way == "auto" else None
-        yield from _Run(config, run, federation, algorithm, should_stop).events(
+        yield from _Run(config, run, federation, algorithm, cohort_size(networks, way), should_stop).events(
             {**_shown(built), "way": way, "command": command, "model_weights": networks[0].num_weights},
             [missing] if missing else [],
         )
@@ -133,9 +130,11 @@ class _Run:
         run: RunDirectory,
         federation: Federation,
         algorithm: Algorithm,
+        cohort_size: Callable[[int], int],
         should_stop: Callable[[], bool],
     ) -> None:
         self.config, self.run, self.federation, self.algorithm = config, run, federation, algorithm
+        self.cohort_size = cohort_size
         self.should_stop = should_stop
         self.rounds = config.schedule.rounds if algorithm.round else 0
 
@@ -152,7 +151,7 @@ class _Run:
         yield Started(self.rounds, done, [*notes, *odd])
         worker = Worker(self.algorithm, self.federation, self.run.private_store, self.config.seed)
         with start(worker, self.config.engine.workers or default_workers()) as transport:
-            coordinator = self._coordinator(transport, manifest, facts["way"])
+            coordinator = self._coordinator(transport, manifest)
             for number in range(done + 1, self.rounds + 1):
                 self._stop_if_asked(f"after round {number - 1} of {self.rounds}")
                 server, record = coordinator.run_round(server, number)
@@ -172,14 +171,14 @@ class _Run:
         seconds = earlier + time.monotonic() - begun
         yield self._finish(facts, history, manifest, sorted(scores), kept, clock, seconds)
 
-    def _coordinator(self, transport: Any, manifest: Manifest, way: str) -> Coordinator:
+    def _coordinator(self, transport: Any, manifest: Manifest) -> Coordinator:
         return Coordinator(
             self.algorithm,
             self.federation,
             transport,
             seed=self.config.seed,
             rounds=self.rounds,
-            cohort_size=self.config.engine.cohort_size or COHORT_SIZE[way],
+            cohort_size=self.config.engine.cohort_size or self.cohort_size,
             manifest=manifest,
             max_update_norm=self.config.schedule.max_update_norm,
         )

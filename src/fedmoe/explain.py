@@ -1,6 +1,7 @@
 """What a config would do before it does it: which way of training, why, and about how long."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -13,9 +14,8 @@ from fedmoe.engines.coordinator import Coordinator
 from fedmoe.engines.embedded import default_workers, start
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.worker import Worker
-from fedmoe.experiment import COHORT_SIZE
 from fedmoe.training.inference import Way
-from fedmoe.training.ways import reason
+from fedmoe.training.ways import cohort_size, reason
 
 
 class Explanation(NamedTuple):
@@ -38,13 +38,15 @@ def explain(config: ExperimentConfig) -> Explanation:
     algorithm = build.build_algorithm(config, federation, networks, way)
     workers = config.engine.workers or default_workers()
     layers = [layer.describe() for layer in networks[0].program.layers] if way == "native" else []
-    seconds = _time_round(config, federation, algorithm, way, workers) if algorithm.round else None
+    seconds = (
+        _time_round(config, federation, algorithm, cohort_size(networks, way), workers) if algorithm.round else None
+    )
     rounds = config.schedule.rounds if algorithm.round else 0
     return Explanation(way, why, networks[0].num_weights, layers, workers, rounds, seconds)
 
 
 def _time_round(
-    config: ExperimentConfig, federation: Federation, algorithm: Algorithm, way: Way, workers: int
+    config: ExperimentConfig, federation: Federation, algorithm: Algorithm, size: Callable[[int], int], workers: int
 ) -> float:
     """The second round: the first one also pays for warming up."""
     server = algorithm.init_server(config.seed)
@@ -57,7 +59,7 @@ def _time_round(
                 transport,
                 seed=config.seed,
                 rounds=10**9,  # so that neither is the last one
-                cohort_size=config.engine.cohort_size or COHORT_SIZE[way],
+                cohort_size=config.engine.cohort_size or size,
                 manifest=Manifest(),
             )
             for number in (1, 2):

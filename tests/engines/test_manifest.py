@@ -16,7 +16,7 @@ def test_a_manifest_goes_on_from_a_saved_one() -> None:
 
 
 def count_one(manifest: Manifest, client: int) -> None:
-    manifest.count_up("train", client, {"w": torch.zeros(2)}, {"loss": torch.zeros(())})
+    manifest.count_up("train", [client], [1], {"w": torch.zeros(3, 2)}, {"loss": torch.zeros(3)})
     manifest.count_down("train", {"w": torch.zeros(2)}, 1)
     manifest.refuse(1, "train", 9, "it lacks 'w'")
 

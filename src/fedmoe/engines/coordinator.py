@@ -4,7 +4,8 @@ How frames reach workers is a `Transport`'s business, so the same coordinator dr
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -74,7 +75,7 @@ class Coordinator:
         *,
         seed: int,
         rounds: int,
-        cohort_size: int | None,
+        cohort_size: int | Callable[[int], int],
         manifest: Manifest,
         max_update_norm: float | None = None,
     ) -> None:
@@ -127,9 +128,8 @@ class Coordinator:
             asked = {client: answers[client] for client in clients if self.federation.may_send(client)}
             for client, update in self.exchange(server, "delivery", index, self.rounds + 1, asked).updates.items():
                 answers[client].append(update)
-        broadcasts = {client: last.broadcast(server, client, answers[client]) for client in clients}
-        for broadcast in broadcasts.values():
-            self.manifest.count_down(last.name, trees.to_named(broadcast), 1)
+        broadcasts = _shared({client: last.broadcast(server, client, answers[client]) for client in clients})
+        self._count_down(last.name, broadcasts)
         return broadcasts
 
     def personalize(self, kept: dict[ClientId, Tree]) -> Iterator[list[ClientId]]:
@@ -155,7 +155,7 @@ class Coordinator:
     ) -> Replies:
         exchange = find_exchange(self.algorithm, phase, index)
         offered = {client: exchange.broadcast(server, client, answers[client]) for client in sorted(answers)}
-        broadcasts = {client: broadcast for client, broadcast in offered.items() if broadcast is not None}
+        broadcasts = _shared({client: broadcast for client, broadcast in offered.items() if broadcast is not None})
         slot = len(self.algorithm.round) if phase in ("validation", "release") else index
         header = {
             "do": "exchange", "phase": phase, "index": index,
@@ -169,8 +169,7 @@ class Coordinator:
         told: dict[ClientId, Reply] = {}
         for group, update, report in sorted(arrived):  # so that nothing depends on who answered first
             told |= self._receive(exchange, [broadcasts[client] for client in group], group, update, report)
-        for broadcast, times in _distinct(broadcasts.values()):
-            self.manifest.count_down(exchange.name, trees.to_named(broadcast), times)
+        self._count_down(exchange.name, broadcasts)
         return self._sort(exchange, round_number, told, broadcasts)
 
     def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, size: int | None = None) -> list[Cohort]:
@@ -178,7 +177,7 @@ class Coordinator:
         by_key: dict[Any, list[ClientId]] = {}
         for client in sorted(broadcasts):
             by_key.setdefault(exchange.cohort_key(broadcasts[client]), []).append(client)
-        size = size or self.cohort_size or _spread(len(broadcasts))
+        size = size or (self.cohort_size(len(broadcasts)) if callable(self.cohort_size) else self.cohort_size)
         parts = [group[i : i + size] for group in by_key.values() for i in range(0, len(group), size)]
         return [Cohort(part, [broadcasts[client] for client in part]) for part in parts]
 
@@ -199,6 +198,8 @@ class Coordinator:
         if exchange.fault is not no_fault:
             asked = zip(faults, updates, sent, strict=True)
             faults = [fault or exchange.fault(one, broadcast) for fault, one, broadcast in asked]
+        accepted = [place for place, fault in enumerate(faults) if not fault]
+        self.manifest.count_up(exchange.name, [group[s] for s in accepted], accepted, tensors_S, numbers_S)
         return dict(zip(group, map(Reply, faults, updates, reports), strict=True))
 
     def _sort(
@@ -212,10 +213,14 @@ class Coordinator:
                 self.manifest.refuse(round_number, exchange.name, client, fault)
                 replies.refused.add(client)
                 continue
-            self.manifest.count_up(exchange.name, client, trees.to_named(update), trees.to_named(report))
             replies.updates[client], replies.reports[client] = update, report
             replies.sent[client] = sent[client]
         return replies
+
+    def _count_down(self, exchange: str, broadcasts: dict[ClientId, Tree]) -> None:
+        times = Counter(map(id, broadcasts.values()))
+        for broadcast in {id(broadcast): broadcast for broadcast in broadcasts.values()}.values():
+            self.manifest.count_down(exchange, trees.to_named(broadcast), times[id(broadcast)])
 
     def _validators(self, round_number: int) -> list[ClientId]:
         pool = self.federation.participants
@@ -243,7 +248,7 @@ class Coordinator:
         return next(answer for answer, _ in self._run(header, [Cohort([], [])]))
 
     def _run(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
-        encoded: dict[Identity, bytes] = {}
+        encoded: dict[int, bytes] = {}
         frames = [_frame(header, cohort, encoded) for cohort in cohorts]
         for _, frame in self.transport.run(frames):
             answer, blobs = wire.unpack(frame)
@@ -252,38 +257,28 @@ class Coordinator:
             yield answer, blobs
 
 
-def _spread(num_clients: int) -> int:
-    """Cohorts that keep a handful of workers busy to the end of a round.
-
-    The number of workers itself plays no part: the composition of cohorts must not depend on it.
-    """
-    return min(-(-num_clients // 8), 16)
-
-
-def _frame(header: dict[str, Any], cohort: Cohort, encoded: dict[Identity, bytes]) -> bytes:
+def _frame(header: dict[str, Any], cohort: Cohort, encoded: dict[int, bytes]) -> bytes:
     """A cohort's work; a broadcast that several clients share is encoded and sent once."""
-    blobs: dict[Identity, int] = {}
-    which = []
+    blobs: dict[int, int] = {}
     for broadcast in cohort.broadcasts:
-        identity = _identity(broadcast)
-        if identity not in encoded:
-            encoded[identity] = wire.encode(broadcast)
-        which.append(blobs.setdefault(identity, len(blobs)))
-    return wire.pack({**header, "clients": cohort.clients, "which": which}, [encoded[identity] for identity in blobs])
+        if id(broadcast) not in encoded:
+            encoded[id(broadcast)] = wire.encode(broadcast)
+        blobs.setdefault(id(broadcast), len(blobs))
+    which = [blobs[id(broadcast)] for broadcast in cohort.broadcasts]
+    return wire.pack({**header, "clients": cohort.clients, "which": which}, [encoded[one] for one in blobs])
 
 
-def _identity(broadcast: Tree) -> Identity:
-    """Names too: the same tensors under other names, such as one start for several experts, are another message."""
-    return tuple((name, id(leaf)) for name, leaf in trees.to_named(broadcast).items())
+def _shared(broadcasts: dict[ClientId, Tree]) -> dict[ClientId, Tree]:
+    """The same object for clients that get the same tensors under the same names.
 
-
-def _distinct(broadcasts: Iterable[Tree]) -> list[tuple[Tree, int]]:
-    """Each message that was sent, and to how many."""
-    counted: dict[Identity, tuple[Tree, int]] = {}
-    for broadcast in broadcasts:
-        identity = _identity(broadcast)
-        counted[identity] = (broadcast, counted.get(identity, (None, 0))[1] + 1)
-    return list(counted.values())
+    Names too: the same tensors under other names, such as one start for several experts, are another message.
+    """
+    known: dict[Identity, Tree] = {}
+    shared = {}
+    for client, broadcast in broadcasts.items():
+        identity = tuple((name, id(leaf)) for name, leaf in trees.to_named(broadcast).items())
+        shared[client] = known.setdefault(identity, broadcast)
+    return shared
 
 
 def _mean_reports(reports: dict[ClientId, Any]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """What left the clients: which named tensors, in which exchange, how often, how many bytes, and who sent."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedmoe.vocabulary import ClientId, Tensors
@@ -22,17 +22,25 @@ class Manifest:
         self.refused: list[dict[str, Any]] = (saved or {}).get("refused", [])
         self._of_this_round: Sent = {}
 
-    def count_up(self, exchange: str, client: ClientId, update: Tensors, report: Tensors) -> None:
-        self._count(self.sent, exchange, update, 1)
-        self._count(self.sent, exchange, {f"report:{name}": tensor for name, tensor in report.items()}, 1)
+    def count_up(
+        self, exchange: str, clients: Sequence[ClientId], places: Sequence[int], update_S: Tensors, report_S: Tensors
+    ) -> None:
+        """The messages of some clients of a group, at their places in it."""
+        if not clients:
+            return
+        update, report = ({name: leaf[places[0]] for name, leaf in part.items()} for part in (update_S, report_S))
+        self._count(self.sent, exchange, update, len(clients))
+        self._count(self.sent, exchange, {f"report:{name}": tensor for name, tensor in report.items()}, len(clients))
         size = sum(tensor.nbytes for tensor in (*update.values(), *report.values()))
-        self._count_client(exchange, str(client), size)
-        self._of_this_round.setdefault(exchange, {})[str(client)] = size
+        of_this_round = self._of_this_round.setdefault(exchange, {})
+        for client in clients:
+            self._count_client(exchange, str(client), size)
+            of_this_round[str(client)] = size
 
     def take_round(self) -> Sent:
         """Who sent how much since the last call: what a round puts on record."""
         taken, self._of_this_round = self._of_this_round, {}
-        return taken
+        return {exchange: dict(sorted(sizes.items(), key=lambda one: int(one[0]))) for exchange, sizes in taken.items()}
 
     def replay(self, rounds: Iterable[Sent]) -> None:
         for sent in rounds:

@@ -1,6 +1,6 @@
 """Which way to train: a plain rule from the models and the machine, never a race."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fedmoe.models.network import Network
 from fedmoe.training.inference import Way
@@ -11,6 +11,19 @@ def choose_way(networks: Sequence[Network]) -> Way:
     if not any(network.obstacle for network in networks):
         return "native"
     return "stacked" if all(network.stacking_pays for network in networks) else "looped"
+
+
+def cohort_size(networks: Sequence[Network], way: Way) -> Callable[[int], int]:
+    """How many of the clients at work are computed together.
+
+    It depends on how many they are, never on the number of workers: the composition of cohorts must not. Native kernels
+    compute each client by itself, so there a cohort only saves messages: dense networks are so quick that two messages
+    are enough, others are split to keep a handful of workers busy to the end of a round.
+    """
+    if way != "native":
+        return lambda _clients: {"looped": 1, "stacked": 16}[way]
+    parts = 2 if all(network.stacking_pays for network in networks) else 8
+    return lambda clients: min(-(-clients // parts), 16)
 
 
 def missing_kernels(networks: Sequence[Network], way: Way) -> str | None:
