@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -32,7 +33,9 @@ def encode(tree: Tree) -> bytes:
 
 
 def encode_rows(tree_S: Tree, size: int) -> list[bytes]:
-    """The message of each client of a cohort."""
+    """The message of each client of a cohort: a stacked tree, or a list where messages differ in shape."""
+    if isinstance(tree_S, list):
+        return [encode(tree) for tree in tree_S]
     _require_message(tree_S)
     return trees.rows_to_bytes(tree_S, size)
 
@@ -55,6 +58,31 @@ def decode_named(data: bytes) -> Tensors:
     except SafetensorError as error:
         raise MessageError(f"a message of {len(data)} bytes is not safetensors: {error}.") from error
     return dict(sorted(named.items()))
+
+
+def by_expert(named: Tensors) -> Tensors:
+    """Names that tell experts apart: what doors and manifests count by.
+
+    A message with several experts holds them side by side, ``experts/weight`` (H, ...), and says `which` (H,) they are.
+
+    >>> sorted(by_expert({"which": torch.tensor([0, 2]), "experts/bias": torch.zeros(2, 5), "phi": torch.zeros(3)}))
+    ['experts/0/bias', 'experts/2/bias', 'phi', 'which']
+    """
+    which = named.get("which")
+    if which is None:
+        return named
+    if which.dtype != torch.int64 or which.dim() != 1 or len(which.unique()) != len(which):
+        raise MessageError(f"which is {which.dtype} {tuple(which.shape)}, not torch.int64 (H,) with each expert once.")
+    apart: Tensors = {}
+    for name, tensor in named.items():
+        if not name.startswith("experts/"):
+            apart[name] = tensor
+            continue
+        if len(tensor) != len(which):
+            raise MessageError(f"{name} holds {len(tensor)} experts, but which names {len(which)}.")
+        for number, expert in zip(which.tolist(), tensor, strict=True):
+            apart[f"experts/{number}/{name.removeprefix('experts/')}"] = expert
+    return apart
 
 
 def pack(header: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:

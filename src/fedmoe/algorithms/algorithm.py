@@ -48,7 +48,8 @@ class Exchange(NamedTuple):
     # server, client, this client's earlier updates of the round -> Broadcast. Clients that get the same tensors share
     # one encoding.
     broadcast: Callable[[Any, ClientId, Sequence[Any]], Any]
-    # broadcast_S, client_S, opted-in data, rng -> (client_S, update_S, report_S)
+    # broadcast_S, client_S, opted-in data, rng -> (client_S, update_S, report_S); updates may be a list instead, one
+    # for each client, where they differ in shape: clients that send different experts
     local_update: Callable[[Any, Any, ClientData, Streams], tuple[Any, Any, Any]]
     # server, updates, reports and what was sent, each by client id in the order of ids -> server
     aggregate: Callable[[Any, Mapping[ClientId, Any], Mapping[ClientId, Any], Mapping[ClientId, Any]], Any]
@@ -108,6 +109,8 @@ class Setting(NamedTuple):
     num_clients: int = 0
     num_classes: int = 0
     make_network: Callable[[int], Network] | None = None  # the expert's architecture with other outputs: routers
+    # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.
+    side_values: Mapping[str, int] = {}
 
 
 def uniform_sample(clients_per_round: int | None) -> Callable[[Any, int, Indices, np.random.Generator], Indices]:

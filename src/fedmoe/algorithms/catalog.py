@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from fedmoe.algorithms.algorithm import Algorithm, Setting
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
+from fedmoe.algorithms.fedmix import fedmix
+from fedmoe.algorithms.fedmix_states import FedMixConfig
 from fedmoe.algorithms.fine_tuned import fine_tuned
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
 from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
@@ -26,6 +28,7 @@ CATALOG = {
     "fine_tuned": Entry(FedAvgConfig, fine_tuned, "Fine-tuned", "fedavg"),
     "specialist_mixture": Entry(FedAvgConfig, specialist_mixture, "Specialist mixture", "fedavg"),
     "local_global_mixture": Entry(FedAvgConfig, local_global_mixture, "Local-global mixture", "fedavg"),
+    "fedmix": Entry(FedMixConfig, fedmix, "FedMix", None),
 }
 
 

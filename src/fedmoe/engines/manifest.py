@@ -1,9 +1,13 @@
-"""What left the clients: which named tensors, in which exchange, how often, how many bytes, and who sent."""
+"""What left the clients: which named tensors, in which exchange, how often, how many bytes, and who sent.
+
+Experts that a message holds side by side are counted one by one.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
 from fedmoe.vocabulary import ClientId, Tensors
+from fedmoe.wire import by_expert
 
 Sent = dict[str, dict[str, int]]  # bytes by exchange and client
 
@@ -78,7 +82,7 @@ class Manifest:
     @staticmethod
     def _count(table: dict[str, dict[str, dict[str, Any]]], exchange: str, tensors: Tensors, times: int) -> None:
         rows = table.setdefault(exchange, {})
-        for name, tensor in sorted(tensors.items()):
+        for name, tensor in sorted(by_expert(tensors).items()):
             row = rows.setdefault(name, {"dtype": str(tensor.dtype).removeprefix("torch."), "times": 0, "bytes": 0})
             row["shape"] = list(tensor.shape)
             row["times"] += times

@@ -1,0 +1,113 @@
+"""How a FedMix client answers: with the gate that it trained, or with one fitted to its labels after the rounds.
+
+Shape suffixes: those of `fedmix_states`, S clients of a cohort, B examples.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedmoe import trees
+from fedmoe.algorithms.algorithm import Setting
+from fedmoe.algorithms.fedmix_objective import (
+    condition_shares,
+    in_use_of,
+    posterior_part,
+    private_parts,
+    train_parts,
+    usage_of,
+    with_answers,
+)
+from fedmoe.algorithms.fedmix_states import Broadcast, ClientState, FedMixConfig, PersonalState
+from fedmoe.models import expert_mixture as equations
+from fedmoe.streams import Streams
+from fedmoe.vocabulary import ClientData, Tensors, Tree
+
+
+def personalize(
+    config: FedMixConfig, setting: Setting, shared: Broadcast, client: ClientState, data: ClientData, rng: Streams
+) -> PersonalState:
+    """A client that trained keeps its gate; one that did not fits a gate to its labels, experts and q fixed.
+
+    "MAP inference at the local objective": the paper names no prior, so it is flat, with early stopping instead.
+    Then `fine_tune_epochs` of local training, if any, move all parts (appendix G).
+    """
+    is_new_S = client.trained == 0
+    own_SR = condition_shares(config, shared.posterior.shape[1], data.train, rng)
+    condition_shares(config, shared.posterior.shape[1], data.validation, rng)
+    shares_SR = torch.where(is_new_S[:, None], own_SR, client.shares)
+    usage_SK = usage_of(config, shared.posterior, shares_SR, client.usage)
+    frozen = {
+        "experts": shared.experts, "posterior": shared.posterior, "shares": shares_SR,
+        "which": shared.which, "in_use": in_use_of(config, usage_SK, shared.which),
+    }  # fmt: skip
+    parts = private_parts(config, shared, client)
+    fitted = fit_gate(config, setting, parts, frozen, client.usage, data, rng)
+    parts, own_SK = choose(is_new_S, fitted, (parts, client.usage))
+    experts: Tensors = {}
+    if config.fine_tune_epochs:
+        start = {**parts, "experts": shared.experts, **posterior_part(config, shared)}
+        plan = replace(setting.federated, epochs=config.fine_tune_epochs, steps=None)
+        tuned = train_parts(config, setting, start, frozen, own_SK, data, plan, rng._replace(scope="fine-tune")).params
+        parts, experts = tuned["mixture"], tuned["mixture"]["experts"]
+        own_SK = tuned["usage"]["share"] if config.condition == "client" else own_SK
+    return PersonalState(
+        experts=experts,
+        gate=parts["gate"],
+        output_bias=parts.get("output_bias", client.output_bias),
+        usage=usage_of(config, parts.get("posterior", shared.posterior), shares_SR, own_SK),
+        trained=client.trained + (data.train.counts > 0),
+    )
+
+
+def fit_gate(
+    config: FedMixConfig,
+    setting: Setting,
+    parts: Tree,
+    frozen: Tree,
+    usage_SK: Tensor,
+    data: ClientData,
+    rng: Streams,
+) -> tuple[Tree, Tensor]:
+    """The private parts and, where the client has one, its own q(z|s); a shared gate stays as it is."""
+    private = {name: part for name, part in parts.items() if name != "gate" or not config.share_gates}
+    if not private and config.condition != "client":
+        return parts, usage_SK
+    cached = ClientData(*(with_answers(setting.expert, frozen["experts"], one, setting.way) for one in data))
+    kept = {**{name: part for name, part in frozen.items() if name != "experts"}, **parts}
+    fitted = train_parts(
+        config, setting, private, kept, usage_SK, cached, setting.personal, rng, stop_early=True
+    ).params
+    return {**parts, **fitted["mixture"]}, fitted["usage"]["share"] if config.condition == "client" else usage_SK
+
+
+def choose(first_S: Tensor, one: Tree, other: Tree) -> Tree:
+    """Client by client: `one` where `first_S`, else `other`."""
+    return trees.tree_map(lambda a, b: torch.where(first_S.view(-1, *[1] * (a.dim() - 1)), a, b), one, other)
+
+
+def predict(
+    config: FedMixConfig,
+    setting: Setting,
+    shared: Broadcast,
+    client: ClientState,
+    personal: PersonalState | None,
+    x: Tensor,
+) -> Tensor:
+    """Eq. 2 with the client's own gate; a client that has none yet weighs all experts alike."""
+    own = client if personal is None else personal
+    experts = shared.experts if personal is None else personal.experts or shared.experts
+    usage_K = own_usage_of(config, shared, client) if personal is None else personal.usage
+    scores_HBC, features_HBF = equations.expert_answers(setting.expert, experts, x)
+    log_probs_HBC = F.log_softmax(scores_HBC + own.output_bias if config.personal_bias else scores_HBC, dim=-1)
+    in_use_H = equations.experts_in_use(usage_K[shared.which], config.floor)
+    pooled_BF = equations.pooled_features(usage_K[shared.which], in_use_H, features_HBF)
+    log_gate_BK = equations.log_gate(shared.gate or own.gate, pooled_BF)
+    return equations.log_mixture(equations.kept_gate(log_gate_BK, shared.which, in_use_H), log_probs_HBC)
+
+
+def own_usage_of(config: FedMixConfig, shared: Broadcast, client: ClientState) -> Tensor:
+    """q(z|s) (K,) of one client, with the phi that it was given last."""
+    return usage_of(config, shared.posterior[None], client.shares[None], client.usage[None])[0]
