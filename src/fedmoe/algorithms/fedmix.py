@@ -23,6 +23,7 @@ from fedmoe.aggregation.averaging import weighted_mean
 from fedmoe.aggregation.server_optimizer import Moments, init_moments, server_step
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, Setting, uniform_sample
 from fedmoe.algorithms.fedmix_objective import (
+    blank_gate,
     condition_shares,
     in_use_of,
     mean_gate,
@@ -33,6 +34,7 @@ from fedmoe.algorithms.fedmix_objective import (
     usage_of,
 )
 from fedmoe.algorithms.fedmix_personal import personalize, predict
+from fedmoe.algorithms.fedmix_release import release
 from fedmoe.algorithms.fedmix_states import (
     Broadcast,
     ClientState,
@@ -61,19 +63,22 @@ def fedmix(config: FedMixConfig, setting: Setting) -> Algorithm:
         broadcast_type=Broadcast,
         update_type=Update,
         report_type=TrainingReport,
-        cohort_key=lambda b: len(b.which),
+        cohort_key=lambda b: (len(b.which), bool(b.released)),
     )
     return Algorithm(
         server_type=ServerState,
         init_server=lambda seed: init_server(config, setting, seed),
         round=(train,),
-        delivery=(train._replace(name="deliver"),),
+        delivery=(
+            train._replace(name="deliver", broadcast=lambda server, client, _replies: deliver(config, server, client)),
+        ),
         predict=lambda b, client, personal, x: predict(config, setting, b, client, personal, x),
         sample=uniform_sample(setting.clients_per_round),
         client_type=ClientState,
         init_client=lambda b, _client, _seed: init_client(config, setting, b),
         personal_type=PersonalState,
         personalize=lambda b, client, _personal, data, rng: personalize(config, setting, b, client, data, rng),
+        release=None if config.share_gates else release(config, setting),
     )
 
 
@@ -98,22 +103,28 @@ def init_server(config: FedMixConfig, setting: Setting, seed: int) -> ServerStat
         gate=gate,
         moments=init_moments({"posterior": posterior, **gate}),
         usage=torch.zeros(setting.num_clients, count),
+        released={},
     )
-
-
-def blank_gate(config: FedMixConfig, setting: Setting) -> Tensors:
-    """Weighs all experts alike; the paper does not say where gates start."""
-    shape = (config.num_experts, setting.expert.num_features)
-    return {"weight": torch.zeros(shape), "bias": torch.zeros(config.num_experts)}
 
 
 def send_held(config: FedMixConfig, server: ServerState, client: ClientId) -> Broadcast:
     """All experts to whoever never reported; else those in use by the last report (Algorithm 2)."""
-    known = client < len(server.usage) and bool(server.usage[client].any())
-    held_K = server.usage[client] >= SERVER_PATIENCE * config.floor if known else torch.ones(config.num_experts) > 0
+    held_K = torch.ones(config.num_experts, dtype=torch.bool)
+    if has_reported(server, client):
+        held_K = server.usage[client] >= SERVER_PATIENCE * config.floor
     which_H = held_K.nonzero()[:, 0]
     experts = server.experts if held_K.all() else trees.tree_map(lambda leaf: leaf[which_H], server.experts)
-    return Broadcast(experts, which_H, server.posterior, server.gate)
+    return Broadcast(experts, which_H, server.posterior, server.gate, released={})
+
+
+def deliver(config: FedMixConfig, server: ServerState, client: ClientId) -> Broadcast:
+    """A client that never trained gets the gates that were given away, if any."""
+    held = send_held(config, server, client)
+    return held if has_reported(server, client) else held._replace(released=server.released)
+
+
+def has_reported(server: ServerState, client: ClientId) -> bool:
+    return client < len(server.usage) and bool(server.usage[client].any())
 
 
 def fault_in_usage(usage_K: Tensor) -> str | None:
@@ -123,7 +134,7 @@ def fault_in_usage(usage_K: Tensor) -> str | None:
 
 
 def update_like(config: FedMixConfig, sent: Broadcast) -> Update:
-    return Update(*sent, usage=torch.zeros(config.num_experts), num_examples=torch.zeros(()))
+    return Update(sent.experts, sent.which, sent.posterior, sent.gate, torch.zeros(config.num_experts), torch.zeros(()))
 
 
 def client_shares(num_examples_S: Tensor) -> Tensor:
@@ -159,7 +170,7 @@ def aggregate(config: FedMixConfig, server: ServerState, updates: Mapping[Client
     usage = server.usage.clone()
     usage[clients] = usage_SK
     posterior = common.pop("posterior")
-    return ServerState(experts, expert_moments, posterior, common, moments, usage)
+    return ServerState(experts, expert_moments, posterior, common, moments, usage, released={})
 
 
 def mean_change(models: Mapping[ClientId, Tensors], shares: Mapping[ClientId, float], start: Tensors) -> Tensors:

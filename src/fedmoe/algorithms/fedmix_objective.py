@@ -80,6 +80,12 @@ def in_use_of(config: FedMixConfig, usage_SK: Tensor, which_SH: Tensor) -> Tenso
     return in_use_SH
 
 
+def blank_gate(config: FedMixConfig, setting: Setting) -> Tensors:
+    """Weighs all experts alike; the paper does not say where gates start."""
+    shape = (config.num_experts, setting.expert.num_features)
+    return {"weight": torch.zeros(shape), "bias": torch.zeros(config.num_experts)}
+
+
 def posterior_part(config: FedMixConfig, shared: Broadcast) -> Tensors:
     """phi is trained by eq. 6; eq. 3 has no q, and a q of the client's own is not shared."""
     trains = config.objective == "bound" and config.condition != "client"

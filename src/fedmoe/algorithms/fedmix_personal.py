@@ -20,7 +20,9 @@ from fedmoe.algorithms.fedmix_objective import (
     usage_of,
     with_answers,
 )
+from fedmoe.algorithms.fedmix_release import average_bias, log_average_gate
 from fedmoe.algorithms.fedmix_states import Broadcast, ClientState, FedMixConfig, PersonalState
+from fedmoe.errors import DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.streams import Streams
 from fedmoe.vocabulary import ClientData, Tensors, Tree
@@ -34,6 +36,7 @@ def personalize(
     "MAP inference at the local objective": the paper names no prior, so it is flat, with early stopping instead.
     Then `fine_tune_epochs` of local training, if any, move all parts (appendix G).
     """
+    refuse_without_data(shared, data, rng, setting.num_clients)
     is_new_S = client.trained == 0
     own_SR = condition_shares(config, shared.posterior.shape[1], data.train, rng)
     condition_shares(config, shared.posterior.shape[1], data.validation, rng)
@@ -60,6 +63,16 @@ def personalize(
         usage=usage_of(config, parts.get("posterior", shared.posterior), shares_SR, own_SK),
         trained=client.trained + (data.train.counts > 0),
     )
+
+
+def refuse_without_data(shared: Broadcast, data: ClientData, rng: Streams, num_clients: int) -> None:
+    """A client that took no part and has no labels can only be answered with gates of others."""
+    for client, count in zip(rng.clients, data.train.counts.tolist(), strict=True):
+        if client >= num_clients and not count and not shared.released:
+            raise DataError(
+                f"client {client} is new and has no training examples to fit its gate to, and no client gave its gate "
+                "away. Give it labelled data, or set schedule.release = true to average the gates of the others."
+            )
 
 
 def fit_gate(
@@ -96,16 +109,23 @@ def predict(
     personal: PersonalState | None,
     x: Tensor,
 ) -> Tensor:
-    """Eq. 2 with the client's own gate; a client that has none yet weighs all experts alike."""
+    """Eq. 2: with the client's own gate; with the average of those given away, if it has none; else all alike."""
     own = client if personal is None else personal
     experts = shared.experts if personal is None else personal.experts or shared.experts
-    usage_K = own_usage_of(config, shared, client) if personal is None else personal.usage
     scores_HBC, features_HBF = equations.expert_answers(setting.expert, experts, x)
-    log_probs_HBC = F.log_softmax(scores_HBC + own.output_bias if config.personal_bias else scores_HBC, dim=-1)
+    if shared.released and not own.trained:
+        log_gate_BK, bias_C = log_average_gate(shared.released, features_HBF), average_bias(shared.released)
+        return equations.log_mixture(log_gate_BK, log_answers(config, scores_HBC, bias_C))
+    usage_K = own_usage_of(config, shared, client) if personal is None else personal.usage
     in_use_H = equations.experts_in_use(usage_K[shared.which], config.floor)
     pooled_BF = equations.pooled_features(usage_K[shared.which], in_use_H, features_HBF)
     log_gate_BK = equations.log_gate(shared.gate or own.gate, pooled_BF)
-    return equations.log_mixture(equations.kept_gate(log_gate_BK, shared.which, in_use_H), log_probs_HBC)
+    log_gate_BH = equations.kept_gate(log_gate_BK, shared.which, in_use_H)
+    return equations.log_mixture(log_gate_BH, log_answers(config, scores_HBC, own.output_bias))
+
+
+def log_answers(config: FedMixConfig, scores_HBC: Tensor, bias_C: Tensor) -> Tensor:
+    return F.log_softmax(scores_HBC + bias_C if config.personal_bias else scores_HBC, dim=-1)
 
 
 def own_usage_of(config: FedMixConfig, shared: Broadcast, client: ClientState) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedmoe.aggregation.server_optimizer import Moments, ServerOptimizer
 from fedmoe.errors import ConfigError
-from fedmoe.vocabulary import Tensors
+from fedmoe.vocabulary import Tensors, Tree
 from fedmoe.wire import message
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -56,6 +56,7 @@ class Broadcast(NamedTuple):
     which: Tensor  # (H,)
     posterior: Tensor  # (R, K): phi
     gate: Tensors  # theta, where gates are shared; else empty
+    released: Tree  # for a client without a gate, what others gave away: a `Gift` of each; else empty
 
 
 class ServerState(NamedTuple):
@@ -65,6 +66,7 @@ class ServerState(NamedTuple):
     gate: Tensors
     moments: Moments  # of phi and of the shared gate
     usage: Tensor  # (clients, K): the last q(z|s) that each client reported; zeros before
+    released: Tree  # stacked gifts; empty without a release
 
 
 class ClientState(NamedTuple):
@@ -96,3 +98,20 @@ class Update(NamedTuple):
 @message
 class TrainingReport(NamedTuple):
     training_loss: Tensor
+
+
+@message
+class Request(NamedTuple):
+    """Asks for a gift."""
+
+    posterior: Tensor  # phi of the last round, for q(z|s)
+
+
+@message
+class Gift(NamedTuple):
+    """Private parts that a client gives away, so that clients without labels get an answer."""
+
+    gate: Tensors
+    output_bias: Tensor
+    usage: Tensor  # (K,): q(z|s), which its gate pools features with
+    num_examples: Tensor  # N_s; 0 from a client that never trained
