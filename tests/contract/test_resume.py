@@ -22,7 +22,8 @@ from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.vocabulary import ClientId
 
-WITH_STATE = ["chosen_experts", "private_expert", "pruned_experts"]
+WITH_STATE = ["chosen_experts", "private_expert", "pruned_experts", "local_global"]
+RELEASING = ["pruned_experts", "biased_fedavg", "local_global"]
 ROUNDS = 4
 
 
@@ -76,7 +77,7 @@ def stop_at_question(number: int) -> Callable[[], bool]:
 @pytest.mark.parametrize("name", CATALOG | PROBES)
 @pytest.mark.parametrize("checkpoint_every", [1, 3])
 def test_stop_and_resume(name: str, checkpoint_every: int, tmp_path: Path) -> None:
-    options = {"checkpoint_every": checkpoint_every, "release": name == "pruned_experts"}
+    options = {"checkpoint_every": checkpoint_every, "release": name in RELEASING}
     expected = end_state(run(name, tmp_path / "whole", **options))
     stops = 0
     for question in (4, 3, 2):  # in the rounds, and while clients are personalised

@@ -82,6 +82,20 @@ class Network:
             raise ConfigError(f"the {self.name} has no nn.Linear, so no output layer whose input a gate could read.")
         return linear[-1]
 
+    @property
+    def output_bias_name(self) -> str:
+        """The name of the output layer's bias: one number per class, the last that a score depends on."""
+        names = {id(layer): name for name, layer in self._module.named_modules()}
+        name = names[id(self._output_layer)]
+        if self._output_layer.bias is None:
+            raise ConfigError(f"the output layer {name!r} of the {self.name} has no bias. Make it with bias=True.")
+        return f"{name}.bias" if name else "bias"
+
+    @property
+    def module(self) -> nn.Module:
+        """For its structure. Which weights it holds at the moment is an accident of the last call."""
+        return self._module
+
     def init(self, *path: int | str) -> Tensors:
         """Fresh weights for a path such as (run seed, "expert"): the same path, the same weights."""
         if isinstance(self._source, nn.Module):
