@@ -63,6 +63,30 @@ def test_the_kind_of_split_is_the_one_asked_for(dataset):
     assert top[0] > top[1]
 
 
+def test_the_algorithm_is_told_how_many_values_side_information_has(monkeypatch):
+    x, y = torch.randn(10, 4), torch.arange(10) % 3
+    federation = federation_from_clients({"a": (x, y, {"site": y % 2})})
+    told = []
+    entry = build.find("fedavg")
+    spied = entry._replace(factory=lambda options, setting: told.append(setting) or entry.factory(options, setting))
+    monkeypatch.setattr(build, "find", lambda _name: spied)
+    networks = build.build_networks(model(), federation, None, None)
+    build.build_algorithm(config(), federation, networks, "looped")
+    assert told[0].side_values == {"site": 2}
+
+
+@pytest.mark.parametrize("stage", ["federated", "local", "personal"])
+def test_only_images_can_be_cropped_and_mirrored(stage):
+    chosen = config(training={stage: {"augment": "crop_flip"}})
+    federation = own((4,))
+    networks = build.build_networks(model(), federation, None, None)
+    message = rf"training\.{stage}\.augment='crop_flip' changes images .* shape \(4,\)\. Leave it away"
+    with pytest.raises(ConfigError, match=message):
+        build.build_algorithm(chosen, federation, networks, "looped")
+    images = own((1, 8, 8))
+    build.build_algorithm(chosen, images, build.build_networks(model(), images, None, None), "looped")
+
+
 def test_opt_out_goes_by_client_rule_lot_and_mask(dataset, tmp_path):
     np.savez(tmp_path / "masks.npz", **{"1": np.array([True, False] * 5)})
     federation, *_ = build.build_federation(

@@ -126,6 +126,7 @@ def build_algorithm(
     config: ExperimentConfig, federation: Federation, networks: tuple[Network, Network], way: Way
 ) -> Algorithm:
     wanted = config.schedule.clients_per_round
+    _require_images(config, federation)
     setting = Setting(
         *networks,
         federated=config.training.federated,
@@ -135,9 +136,20 @@ def build_algorithm(
         way=way,
         num_clients=federation.num_clients,
         num_classes=federation.num_classes,
+        side_values=federation.side_values,
         make_network=lambda outputs: Network(lambda: _model(config.model, federation, outputs), "router"),
     )
     return find(config.algorithm.name).factory(config.algorithm.options(), setting)
+
+
+def _require_images(config: ExperimentConfig, federation: Federation) -> None:
+    for stage in ("federated", "local", "personal"):
+        augment = getattr(config.training, stage).augment
+        if augment and len(federation.input_shape) != 3:
+            raise ConfigError(
+                f"training.{stage}.augment={augment!r} changes images (channels, height, width), but these examples "
+                f"have shape {federation.input_shape}. Leave it away, or choose image data."
+            )
 
 
 def resolve_way(config: ExperimentConfig, networks: tuple[Network, Network]) -> Way:

@@ -63,9 +63,10 @@ class RunProgress:
         elif isinstance(event, RoundRecord):
             told = [f"{name.replace('_', ' ')} {value:.3f}" for name, value in event.reports.items()]
             refused = [f"[red]{event.refused} refused[/red]"] if event.refused else []
-            self._update(
-                label, "rounds", event.round, None, ", ".join([f"{len(event.clients)} clients", *told, *refused])
-            )
+            for warning in event.warnings:
+                self._console.print(f"[yellow]{label}, round {event.round}: {warning}[/yellow]")
+            details = [f"{len(event.clients)} clients", *told, *_loads(event), *refused]
+            self._update(label, "rounds", event.round, None, ", ".join(details))
         elif isinstance(event, Advanced):
             self._update(label, event.stage, event.done, event.total, "clients")
         else:
@@ -78,6 +79,12 @@ class RunProgress:
             self._stages[label] = stage
             self._progress.reset(self._tasks[label], total=total, description=f"{label} [dim]{stage}[/dim]")
         self._progress.update(self._tasks[label], completed=done, detail=detail)
+
+
+def _loads(record: RoundRecord) -> list[str]:
+    """The work of each expert in percent, where there are several."""
+    loads = record.experts.get("load", [])
+    return ["experts " + "/".join(f"{100 * load:.0f}" for load in loads) + " %"] if len(loads) > 1 else []
 
 
 def score_table(results: Sequence[dict[str, Any]], title: str) -> Table:
@@ -172,6 +179,9 @@ def split_facts(split: Split, counts: NDArray[np.int64]) -> str:
         for name, part in (("train", split.train), ("validation", split.validation), ("own test", split.test))
     ]
     lines.append(f"global test {len(split.global_test):,}")
+    if split.domains is not None:
+        held = ", ".join(f"{domain}: {number}" for domain, number in enumerate(np.bincount(split.domains)))
+        lines.append(f"domains     {held} clients")
     return "\n".join(
         [*lines, f"overlap of clients {overlap} (1: all alike, 0: no class in common)", f"hash {split.digest}"]
     )

@@ -22,6 +22,7 @@ from fedmoe.engines.embedded import default_workers, start
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.worker import Worker
 from fedmoe.errors import RunError
+from fedmoe.evaluation.experts import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.models.network import ModuleOrFactory, Network
@@ -137,7 +138,7 @@ class _Run:
         if checkpoint is None:
             checkpoint = Checkpoint(0, self.algorithm.init_server(self.config.seed), {})
         done, server, note = checkpoint
-        history = self.run.forget_metrics_after(done)
+        history = [{"experts": {}, "warnings": [], **event} for event in self.run.forget_metrics_after(done)]
         earlier = sum(event["seconds"] for event in history)
         manifest = Manifest(note.get("manifest"))
         manifest.replay(event["sent"] for event in history)
@@ -148,6 +149,7 @@ class _Run:
             for number in range(done + 1, self.rounds + 1):
                 self._stop_if_asked(f"after round {number - 1} of {self.rounds}")
                 server, record = coordinator.run_round(server, number)
+                record = record._replace(warnings=_warnings(history, record))
                 history.append(self._record(record))
                 self._checkpoint(coordinator, server, record)
                 yield record
@@ -231,7 +233,9 @@ class _Run:
             "seconds": seconds,
             "rounds": self.rounds,
             "scores": [score._asdict() for score in scores],
-            "history": [{key: e[key] for key in ("round", "reports", "refused", "seconds")} for e in history],
+            "history": [_told(event) for event in history],
+            "assignment": next((known for e in reversed(history) if (known := e["experts"].get("assignment"))), None),
+            "warnings": [f"round {event['round']}: {words}" for event in history for words in event["warnings"]],
             "traffic": manifest.totals() | {"opted_out_clients": len(silent)},
             **facts,
         }
@@ -241,6 +245,17 @@ class _Run:
     def _stop_if_asked(self, where: str) -> None:
         if self.should_stop():
             raise Stopped(f"stopped {where}. Run the same command again to resume.")
+
+
+def _warnings(history: Sequence[dict[str, Any]], record: RoundRecord) -> list[str]:
+    loads = [experts["load"] for event in history[-WINDOW:] if (experts := event["experts"])]
+    return expert_warnings([*loads, record.experts["load"]]) if record.experts else []
+
+
+def _told(event: dict[str, Any]) -> dict[str, Any]:
+    """What results.json says of a round; the map of every round is in the metrics."""
+    experts = {key: value for key, value in event["experts"].items() if key != "assignment"}
+    return {key: event[key] for key in ("round", "reports", "refused", "seconds")} | {"experts": experts}
 
 
 def _shown(built: build.Built) -> dict[str, Any]:

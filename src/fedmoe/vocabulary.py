@@ -19,7 +19,8 @@ class Examples(NamedTuple):
     """Examples of one client (N, ...), or of a cohort (S, N, ...) padded at the end.
 
     `counts` is () for one client and (S,) for a cohort: how many of the N rows are real.
-    `extra` holds further tensors per example, such as cached outputs of frozen parts.
+    `extra` holds further tensors per example: side information, such as the angle of an image, that training may use
+    and prediction may not; or cached outputs of frozen parts.
     """
 
     x: Tensor

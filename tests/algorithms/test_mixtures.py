@@ -15,6 +15,7 @@ from fedmoe.models.images import mlp
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.augment import AUGMENTATIONS, Augmentation
 from fedmoe.training.fit import EarlyStopping, Group, fit
 from fedmoe.training.local import log_probs
 from fedmoe.training.plan import TrainingPlan
@@ -165,9 +166,13 @@ class TestSpecialistMixture:
         answer = make("specialist_mixture").predict(sent, Nothing(), personal._replace(gate=closed), x)
         assert torch.equal(answer, F.log_softmax(EXPERT(sent.model, x), 1))
 
+    @pytest.mark.parametrize("augment", [None, "crop_flip"])
     @pytest.mark.parametrize("way", WAYS)
-    def test_answers_computed_once_are_those_computed_at_every_step(self, way):
-        here, data, sent_S = setting(way), everything(), received()[1]
+    def test_answers_computed_once_are_those_computed_at_every_step(self, way, augment, monkeypatch):
+        """With augmentation nothing can be computed beforehand: the global model answers what the specialist sees."""
+        shift = Augmentation(lambda rng, number: torch.rand(number, 3, generator=rng), torch.add)
+        monkeypatch.setitem(AUGMENTATIONS, "crop_flip", shift)
+        here, data, sent_S = setting(way, augment=augment), everything(), received()[1]
 
         def losses(trainable, frozen, batch):
             own = trainable["mixture"]
@@ -179,7 +184,7 @@ class TestSpecialistMixture:
             "gate": trees.stack([GATE.init(seed) for seed in streams().seeds("gate")]),
         }
         plan = here.personal
-        group = Group(start, losses, data.train, plan.make_optimizer())
+        group = Group(start, losses, data.train, plan.make_optimizer(), augmentation=plan.augmentation)
         stopping = EarlyStopping(losses, data.validation, plan.patience)
         slow = fit({"mixture": group}, plan.schedule, streams(), way, {"general": sent_S.model}, stopping)
         fast = specialist_mixture.personalize(here, sent_S, data, streams())

@@ -256,3 +256,49 @@ def test_a_name_that_nobody_has_is_refused_and_the_nearest_named(argument):
 def test_a_share_is_a_share(shares):
     with pytest.raises(DataError, match=next(iter(shares))):
         federation_from_clients(three_clients(), **shares)
+
+
+def sided(size, start=0, **changed):
+    x, y = rows(size, start)
+    return x, y, {"site": (x[:, 0] % 3).long(), **changed}
+
+
+class TestSideInformation:
+    def test_it_stays_with_its_rows_through_cut_opt_out_and_padding(self):
+        items = [(x, y, {"site": int(x[0]) % 3}) for x, y in zip(*rows(9), strict=True)]
+        federation = federation_from_clients(
+            {"ada": sided(20), "bob": ItemByItem(items)}, opted_out={"ada": [row % 4 == 0 for row in range(20)]}
+        )
+        assert federation.side_values == {"site": 3}
+        data = federation.data([0, 1], opted_in_only=True)
+        for part in data:
+            for s, count in enumerate(part.counts.tolist()):
+                assert part.extra["site"][s, :count].tolist() == (part.x[s, :count, 0] % 3).tolist()
+                assert not part.extra["site"][s, count:].any()
+        assert not (data.train.x[0, : data.train.counts[0], 0] % 4 == 0).any()
+
+    def test_a_test_part_needs_none(self):
+        federation = federation_from_clients({"ada": {"train": sided(10), "test": rows(4)}, "bob": sided(8)})
+        assert federation.load(0).test.extra == {} and federation.side_values == {"site": 3}
+
+    def test_other_side_information_is_another_federation(self):
+        one, other = (federation_from_clients({"ada": sided(6, site=np.full(6, site))}) for site in (0, 1))
+        assert one.digest != other.digest
+
+    @pytest.mark.parametrize(
+        ("bob", "complaint"),
+        [
+            (rows(10), r"client 'bob', train has side information \[\], but client 'ada' has \['site'\]"),
+            (sided(10, ward=np.zeros(10)), r"client 'bob', train has side information \['site', 'ward'\]"),
+            ({"train": sided(8), "validation": rows(4)}, r"client 'bob', validation has side information \[\]"),
+            (sided(10, site=np.zeros(9)), r"client 'bob': 'site' has shape \(9,\), for 10 rows"),
+            (sided(10, site=np.arange(10) - 1), "client 'bob', row 0: the 'site' is -1. Give integers from 0"),
+            (sided(10, site=np.full(10, 0.5)), "client 'bob', row 0: the 'site' is 0.5"),
+            ((*rows(10), np.zeros(10)), "client 'bob': side information is a ndarray"),
+            (ItemByItem([(torch.zeros(3), 0, 5)]), "client 'bob', row 0: side information is a int"),
+            (ItemByItem([(torch.zeros(3), 0, {"site": 0}), (torch.zeros(3), 0)]), r"client 'bob', row 1: side .* \[\]"),
+        ],
+    )
+    def test_what_is_missing_or_no_number_is_refused(self, bob, complaint):
+        with pytest.raises(DataError, match=complaint):
+            federation_from_clients({"ada": sided(10), "bob": bob})

@@ -16,6 +16,7 @@ from torch.func import vmap
 
 from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
+from fedmoe.aggregation.experts import Held, Observation, observe_experts
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Setting, uniform_sample
 from fedmoe.algorithms.catalog import Entry
 from fedmoe.clients.federation import side_by_side
@@ -121,6 +122,7 @@ def chosen_experts(config: ChosenExpertsConfig, setting: Setting) -> Algorithm:
         broadcast_type=ExpertsDown,
         update_type=Trained,
         cohort_key=lambda b: len(b.which),
+        observe=lambda before, _after, updates, _reports, sent: observe_chosen(before, updates, sent),
     )
     deliver = Exchange(
         name="deliver",
@@ -259,6 +261,15 @@ def average_per_expert(
             experts[name][m] = mean
     router = weighted_mean({client: update.router for client, update in updates.items()}, weights)
     return ChosenServer(experts, router)
+
+
+def observe_chosen(
+    before: ChosenServer, updates: Mapping[ClientId, Trained], sent: Mapping[ClientId, ExpertsDown]
+) -> Observation:
+    """A client's examples count for each expert that it was sent."""
+    held = {client: Held(update.experts, sent[client].which) for client, update in updates.items()}
+    mass = {c: torch.zeros(NUM_EXPERTS).index_fill(0, sent[c].which, float(u.num_examples)) for c, u in updates.items()}
+    return observe_experts(before.experts, held, mass)
 
 
 def prefer(setting: Setting, shared: Delivered, data: ClientData) -> ChosenPersonal:
@@ -440,6 +451,7 @@ def pruned_experts(config: PrunedExpertsConfig, setting: Setting) -> Algorithm:
         broadcast_type=HeldExperts,
         update_type=TrainedExperts,
         cohort_key=lambda b: tuple(b.experts),
+        observe=lambda before, after, updates, *_: observe_pruned(before, after, updates),
     )
     give_gates = Exchange(
         name="give gates",
@@ -532,6 +544,18 @@ def average_by_usage(server: PrunedServer, updates: Mapping[ClientId, TrainedExp
         holders = {c: u.experts[k] for c, u in updates.items() if k in u.experts and weights[c]}
         experts[k] = weighted_mean(holders, weights) if holders else experts[k]
     return server._replace(experts=experts, usage=usage)
+
+
+def observe_pruned(
+    before: PrunedServer, after: PrunedServer, updates: Mapping[ClientId, TrainedExperts]
+) -> Observation:
+    def held(experts: Tree) -> Held:
+        numbers = sorted(experts)
+        return Held(trees.stack([experts[k] for k in numbers]), torch.tensor([int(k) for k in numbers]))
+
+    mass = {client: update.usage * update.num_examples for client, update in updates.items()}
+    sent = {client: held(update.experts) for client, update in updates.items()}
+    return observe_experts(held(before.experts).experts, sent, mass, after.usage, "client")
 
 
 def mean_gates(updates: Mapping[ClientId, GivenGates]) -> Tensors:

@@ -38,6 +38,45 @@ def newest(outcome: Outcome, kind: str, client: ClientId) -> Tensors:
     return load(max((clock, row) for (k, c, clock), row in outcome.private.items() if (k, c) == (kind, client))[1])
 
 
+# What the server tells of the experts after each round
+
+
+def test_the_load_is_how_many_examples_each_expert_was_sent_to(tmp_path: Path) -> None:
+    outcome, spy = run_spied(make("chosen_experts"), tiny_federation(), tmp_path / "store", rounds=1)
+    counts = dict(zip(PARTICIPANTS, (6, 1, 7, 6), strict=True))  # opted-in training records
+    work = torch.zeros(NUM_EXPERTS)
+    for answer in (one for one in spy.exchanged if one.asked["index"] == 0 and one.asked["phase"] == "round"):
+        for client, (choice, _) in answer.messages.items():
+            work[[client] if client == 0 else choice["experts"]] += counts[client]
+    told = outcome.records[0].experts
+    assert told["load"] == pytest.approx((work / work.sum()).tolist(), abs=1e-4)
+    assert [value is None for value in told["divergence"]] == (work == 0).tolist()
+
+
+def test_load_and_assignment_are_what_clients_reported(tmp_path: Path) -> None:
+    outcome = run_algorithm(make("pruned_experts"), tiny_federation(), tmp_path / "store")
+    counts = torch.tensor([6.0, 1.0, 7.0, 6.0])
+    usage_SK = outcome.server.usage[list(PARTICIPANTS)]
+    for record in outcome.records:
+        assert sum(record.experts["load"]) == pytest.approx(1, abs=1e-3)
+        assert all(0 <= value <= 4 * 0.5 for value in record.experts["divergence"])  # four named parameters each
+    told = outcome.records[-1].experts
+    assert told["load"] == pytest.approx((counts @ usage_SK / counts.sum()).tolist(), abs=1e-4)
+    assert told["assignment"]["of"] == "client" and len(told["assignment"]["shares"]) == 6
+    assert told["usage_entropy"] == pytest.approx(float(torch.special.entr(usage_SK).sum(1).mean()), abs=1e-4)
+
+
+def test_observing_changes_nothing_that_is_sent_or_kept(tmp_path: Path) -> None:
+    seen, unseen = make("pruned_experts"), make("pruned_experts")
+    unseen = unseen._replace(round=(unseen.round[0]._replace(observe=None),))
+    outcomes = [run_algorithm(one, tiny_federation(), tmp_path / name) for one, name in ((seen, "a"), (unseen, "b"))]
+    one, other = (outcome.fingerprint() for outcome in outcomes)
+    assert {key: value for key, value in one.items() if key != "records"} == {
+        key: value for key, value in other.items() if key != "records"
+    }
+    assert not outcomes[1].records[0].experts
+
+
 # Chosen experts: two exchanges, a different broadcast per client
 
 

@@ -66,6 +66,7 @@ def end_state(result: Result) -> dict[str, Any]:
         "manifest": folder.manifest.read_text(),
         "metrics": [{**event, "seconds": 0} for event in folder.read_metrics()],
         "history": [{**event, "seconds": 0} for event in result.data["history"]],
+        "warnings": result.data["warnings"],
     }
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmoe.errors import ConfigError
-from fedmoe.partition.dirichlet import class_parts, raise_to_floor, split_by_dirichlet
+from fedmoe.partition.dirichlet import class_parts, client_parts, raise_to_floor, split_by_dirichlet
 from fedmoe.partition.split import Split
 
 TRAIN = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 400))
@@ -100,6 +100,30 @@ class TestFloor:
     def test_leaves_clients_alone_that_are_above_it(self):
         counts = np.array([[5, 0], [0, 6]])
         assert (raise_to_floor(counts, 5) == counts).all()
+
+
+class TestEqualSizes:
+    @settings(max_examples=40, deadline=None)
+    @given(num_clients=st.integers(1, 70), log_alpha=st.floats(-3, 3), seed=st.integers(0, 2**40))
+    def test_every_client_has_the_same_size_and_no_row_is_dealt_twice(self, num_clients, log_alpha, seed):
+        found = split(num_clients=num_clients, num_unseen=3, alpha=10**log_alpha, seed=seed, equal_sizes=True)
+        used = np.concatenate([found.train.rows, found.validation.rows])
+        assert len(set(used)) == len(used)
+        assert set(found.train.sizes) == {40} and set(found.validation.sizes) == {10}
+
+    def test_all_rows_can_be_used(self):
+        assert client_parts(50, np.full(10, 400), 80, 1.0, seed=0).sum(0).tolist() == [400] * 10
+
+    def test_a_client_draws_its_classes_from_a_dirichlet(self):
+        counts_CK = client_parts(1000, np.full(5, 10**9), 400, 1.0, seed=0)
+        shares_CK = counts_CK / 1000  # Dir(1, 1, 1, 1, 1): mean 1/5, variance (1/5 · 4/5) / 6
+        assert shares_CK.mean(0) == pytest.approx([0.2] * 5, abs=0.03)
+        assert shares_CK.var() == pytest.approx(0.16 / 6, rel=0.1)
+
+    def test_unseen_clients_are_not_the_ones_left_with_the_rest(self):
+        last = np.mean([client_parts(50, np.full(10, 400), 80, 0.1, seed)[-8:].max(1) for seed in range(20)])
+        first = np.mean([client_parts(50, np.full(10, 400), 80, 0.1, seed)[:8].max(1) for seed in range(20)])
+        assert last == pytest.approx(first, abs=3)
 
 
 def test_same_seed_same_split_other_seed_other_split():

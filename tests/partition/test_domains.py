@@ -10,7 +10,14 @@ from fedmoe.clients.opt_out import opt_out
 from fedmoe.config import parse_config
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.errors import ConfigError
-from fedmoe.partition.domains import label_permutations, mixed_angles, permute_labels, turn, turn_each
+from fedmoe.partition.domains import (
+    angle_chances,
+    label_permutations,
+    mixed_angles,
+    permute_labels,
+    turn,
+    turn_each,
+)
 from fedmoe.partition.draw import domain_transform
 from fedmoe.partition.split import Split
 
@@ -107,17 +114,58 @@ def test_clients_see_their_angle_and_the_global_test_is_as_it_was(alpha):
         ):
             rows = torch.from_numpy(shards.of(client))
             assert torch.equal(part.x, turn(table.x[rows], angle)) and torch.equal(part.y, table.y[rows])
+            assert part.extra["angle"].tolist() == [int(split.domains[client])] * len(rows)
+    assert federation.side_values == {"angle": 4}
     assert torch.equal(federation.global_test.x, dataset.test.x[torch.from_numpy(split.global_test)])
 
 
-def test_a_client_may_mix_angles_by_chances_of_its_own():
-    federation, split, dataset = drawn({"kind": "rotation", "num_angles": 4, "angle_alpha": 0.5, **SIZES})
-    for client in range(3):
-        steps = mixed_angles(client, 6, 4, 0.5, seed=0)
-        stored = dataset.train.x[torch.from_numpy(split.train.of(client))]
-        assert torch.equal(federation.load(client).train.x, turn_each(stored, steps, 4))
-    shares = [np.bincount(mixed_angles(c, 500, 8, 1.0, seed=0), minlength=8) / 500 for c in range(100)]
-    assert np.abs(np.mean(shares, axis=0) - 1 / 8).max() < 0.05 and np.std(shares) > 0.08
+@pytest.mark.parametrize("alpha", [{}, {"alpha": 0.5}, {"alpha": 0.5, "equal_sizes": True}])
+def test_a_client_may_mix_angles_and_every_example_tells_its_own(alpha):
+    federation, split, dataset = drawn({"kind": "rotation", "num_angles": 4, "angle_alpha": 0.5, **SIZES, **alpha})
+    assert federation.side_values == {"angle": 4}
+    for client in (0, 5, 16):
+        records = federation.load(client)
+        for part, table, shards in (
+            (records.train, dataset.train, split.train),
+            (records.validation, dataset.train, split.validation),
+            (records.test, dataset.test, split.test),
+        ):
+            stored = table.x[torch.from_numpy(shards.of(client))]
+            assert part.extra["angle"].shape == part.y.shape and part.extra["angle"].dtype == torch.int64
+            assert torch.equal(part.x, turn_each(stored, part.extra["angle"].numpy(), 4))
+
+
+def test_angles_are_drawn_anew_for_test_data_from_the_same_chances():
+    mixed = {part: [mixed_angles(c, part, 500, 8, 1.0, seed=0) for c in range(100)] for part in ("train", "test")}
+    assert all((mixed["train"][c] != mixed["test"][c]).any() for c in range(100))
+    train, test = ([np.bincount(steps, minlength=8) / 500 for steps in mixed[part]] for part in ("train", "test"))
+    assert np.abs(np.mean(train, axis=0) - 1 / 8).max() < 0.05 and np.std(train) > 0.08  # Dir(1.0) has 0.11
+    assert np.abs(np.subtract(train, test)).mean() < 0.02  # sampling alone gives 0.014 or so
+    favourites = drawn({"kind": "rotation", "angle_alpha": 1.0, **SIZES})[1].domains
+    expected = [np.argmax(angle_chances(client, 8, 1.0, seed=0)) for client in range(17)]
+    assert favourites.tolist() == expected and np.mean(np.argmax(train[:17], axis=1) == expected) > 0.7
+
+
+def test_the_angles_of_a_mixed_cohort_stay_with_their_examples_through_opt_out_and_padding():
+    table = {"kind": "rotation", "angle_alpha": 0.5, "alpha": 0.3, **SIZES}
+    dataset, config = tiny_dataset(), parse_config({"split": table})
+    split = build_split(config, dataset)
+    opted = opt_out(split, dataset.train, record_fraction=0.4, seed=0)
+    transform = domain_transform(config.split, split, 5, 0)
+    federation = federation_from_split(dataset, split, opted, transform)
+    clients = [int(client) for client in federation.participants[:6]]
+    data = federation.data(clients, opted_in_only=True)
+    for s, client in enumerate(clients):
+        whole = federation.load(client)
+        for part, records, mask in (
+            (data.train, whole.train, whole.train_opted_in),
+            (data.validation, whole.validation, whole.validation_opted_in),
+        ):
+            count = int(part.counts[s])
+            assert part.extra["angle"].shape == part.y.shape and count == int(mask.sum())
+            assert torch.equal(part.extra["angle"][s, :count], records.extra["angle"][mask])
+            assert torch.equal(part.x[s, :count], records.x[mask])
+    assert len(set(data.train.counts.tolist())) > 1
 
 
 def test_clients_name_labels_their_way_and_the_global_test_is_as_it_was():
@@ -128,13 +176,17 @@ def test_clients_name_labels_their_way_and_the_global_test_is_as_it_was():
         records = federation.load(client)
         assert (records.train.y.numpy() == orders[split.domains[client]][stored]).all()
         assert torch.equal(records.train.x, dataset.train.x[torch.from_numpy(split.train.of(client))])
+        assert records.train.extra == {}  # the group is for scoring: nothing that trains may read it
+    assert federation.side_values == {}
     assert torch.equal(federation.global_test.y, dataset.test.y[torch.from_numpy(split.global_test)])
 
 
 def test_a_split_with_domains_survives_its_file(tmp_path):
-    _, split, _ = drawn({"kind": "rotation", **SIZES})
+    _, split, _ = drawn({"kind": "permutation", **SIZES})
     split.save(tmp_path / "split.safetensors")
-    assert Split.load(tmp_path / "split.safetensors").digest == split.digest
+    loaded = Split.load(tmp_path / "split.safetensors")
+    assert loaded.digest == split.digest
+    assert np.bincount(loaded.domains[:12]).tolist() == [3] * 4  # who belongs together: for scoring clusters
 
 
 @pytest.mark.parametrize(
@@ -142,6 +194,7 @@ def test_a_split_with_domains_survives_its_file(tmp_path):
     [
         {"kind": "majority", **SIZES},
         {"kind": "dirichlet", **SIZES},
+        {"kind": "dirichlet", "equal_sizes": True, **SIZES},
         {"kind": "k_labels", "labels_per_client": 2, **SIZES},
         {"kind": "size_skew", **SIZES},
         {"kind": "rotation", **SIZES},
@@ -166,6 +219,7 @@ def test_pachinko_reads_the_coarse_field():
     [
         ({"kind": "rotation", "num_angles": 0}, (1, 6, 6), r"split\.num_angles=0 is below 1"),
         ({"kind": "rotation", "angle_alpha": 0.0}, (1, 6, 6), r"split\.angle_alpha=0\.0 is not a positive"),
+        ({"kind": "rotation", "angle_alpha": 1.0, "num_angles": 0}, (1, 6, 6), r"split\.num_angles=0 is below 1"),
         ({"kind": "rotation", "alpha": -1.0}, (1, 6, 6), r"split\.alpha=-1\.0 is not a positive"),
         ({"kind": "rotation"}, (1, 6, 5), r"split\.kind='rotation' turns square images.*\(1, 6, 5\)"),
         ({"kind": "rotation"}, (8,), r"split\.kind='rotation' turns square images"),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from fedmoe.aggregation.experts import Observation
 from fedmoe.errors import ConfigError
 from fedmoe.models.network import Network
 from fedmoe.partition.split import Indices
@@ -64,6 +65,8 @@ class Exchange(NamedTuple):
     cohort_key: Callable[[Any], Hashable] = one_cohort
     # broadcast_S, client_S, personal_S, all data, rng -> personal_S: private work beside the exchange
     private_update: Callable[[Any, Any, Any, ClientData, Streams], Any] | None = None
+    # server before and after the aggregation, then updates, reports and sent as there -> what is told of the experts
+    observe: Callable[[Any, Any, Any, Any, Any], Observation] | None = None
 
 
 class Validation(NamedTuple):

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedmoe.aggregation.averaging import weighted_mean
+from fedmoe.aggregation.experts import Held, Observation, observe_experts
 from fedmoe.aggregation.server_optimizer import Moments, ServerOptimizer, init_moments, server_step
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Setting, Validation, uniform_sample
 from fedmoe.models.network import Network
@@ -33,6 +34,7 @@ class FedAvgConfig:
     validate_every: PositiveInt = 50
     max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may claim
     server_optimizer: ServerOptimizer | None = None  # default: the weighted mean is the new model
+    divergence: bool = False  # tell in every round how far apart clients pull the model
 
 
 @message
@@ -77,6 +79,7 @@ def fedavg(config: FedAvgConfig, setting: Setting) -> Algorithm:
         broadcast_type=Broadcast,
         update_type=Update,
         report_type=TrainingReport,
+        observe=(lambda before, _after, updates, *_: observe(before, updates)) if config.divergence else None,
     )
     validate = train._replace(
         name="validate",
@@ -146,6 +149,14 @@ def move_model(
         return mean, moments
     change = {name: mean[name] - model[name] for name in model}
     return server_step(optimizer, model, change, moments)
+
+
+def observe(before: ServerState, updates: Mapping[ClientId, Update]) -> Observation:
+    """One expert: how far apart the clients pull it (Reisser et al. 2021, eq. 17)."""
+    alone = torch.tensor([0])
+    sent = {c: Held({name: leaf[None] for name, leaf in u.model.items()}, alone) for c, u in updates.items()}
+    mass = {client: update.num_examples[None] for client, update in updates.items()}
+    return observe_experts({name: leaf[None] for name, leaf in before.model.items()}, sent, mass)
 
 
 def validate_model(

@@ -20,6 +20,7 @@ from torch.func import grad
 
 from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
+from fedmoe.aggregation.experts import Held, Observation, observe_experts
 from fedmoe.aggregation.server_optimizer import Moments, init_moments, server_step
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, Setting, uniform_sample
 from fedmoe.algorithms.fedmix_objective import (
@@ -31,6 +32,7 @@ from fedmoe.algorithms.fedmix_objective import (
     posterior_part,
     private_parts,
     train_parts,
+    trains_posterior,
     usage_of,
 )
 from fedmoe.algorithms.fedmix_personal import personalize, predict
@@ -63,6 +65,7 @@ def fedmix(config: FedMixConfig, setting: Setting) -> Algorithm:
         broadcast_type=Broadcast,
         update_type=Update,
         report_type=TrainingReport,
+        observe=lambda before, after, updates, *_: observe(config, before, after, updates),
         cohort_key=lambda b: (len(b.which), bool(b.released)),
     )
     return Algorithm(
@@ -187,6 +190,18 @@ def step_common(
     if len(server.posterior):
         change["posterior"] = change["posterior"] + grad(equations.marginal_entropy)(server.posterior)
     return server_step(config.server_optimizer, start, change, server.moments)
+
+
+def observe(
+    config: FedMixConfig, before: ServerState, after: ServerState, updates: Mapping[ClientId, Update]
+) -> Observation:
+    """q(z|s) of every client that ever reported stands in for a q(z|y) where there is none."""
+    sent = {client: Held(update.experts, update.which) for client, update in updates.items()}
+    mass = {client: update.usage * update.num_examples for client, update in updates.items()}
+    if trains_posterior(config):
+        return observe_experts(before.experts, sent, mass, after.posterior.softmax(-1), config.condition)
+    usage = torch.where(after.usage.any(1, keepdim=True), after.usage, 1 / config.num_experts)
+    return observe_experts(before.experts, sent, mass, usage, "client")
 
 
 # The client

@@ -86,10 +86,13 @@ def blank_gate(config: FedMixConfig, setting: Setting) -> Tensors:
     return {"weight": torch.zeros(shape), "bias": torch.zeros(config.num_experts)}
 
 
-def posterior_part(config: FedMixConfig, shared: Broadcast) -> Tensors:
+def trains_posterior(config: FedMixConfig) -> bool:
     """phi is trained by eq. 6; eq. 3 has no q, and a q of the client's own is not shared."""
-    trains = config.objective == "bound" and config.condition != "client"
-    return {"posterior": shared.posterior} if trains else {}
+    return config.objective == "bound" and config.condition != "client"
+
+
+def posterior_part(config: FedMixConfig, shared: Broadcast) -> Tensors:
+    return {"posterior": shared.posterior} if trains_posterior(config) else {}
 
 
 def private_parts(config: FedMixConfig, shared: Broadcast, own: ClientState) -> Tree:

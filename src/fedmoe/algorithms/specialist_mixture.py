@@ -39,10 +39,12 @@ def specialist_mixture(config: FedAvgConfig, setting: Setting) -> Algorithm:
 def personalize(setting: Setting, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
     specialist_S = fine_tune(setting, shared, data, rng).specialist  # Algorithm 1, lines 6-7
     gate_S = trees.stack([setting.gate.init(seed) for seed in rng.seeds("gate")])  # line 3
-    data = ClientData(*(with_general_answers(setting, shared, part) for part in data))
+    frozen: Tree = shared.model
+    if not setting.personal.augment:  # else every batch has images that f_g has not answered yet
+        data, frozen = ClientData(*(with_general_answers(setting, shared, part) for part in data)), None
     losses = mixture_losses(setting)
     start = {"specialist": specialist_S, "gate": gate_S}
-    trained = train_mixture(start, losses, data, setting.personal, rng, setting.way)  # line 9
+    trained = train_mixture(start, losses, data, setting.personal, rng, setting.way, frozen)  # line 9
     return PersonalState(trained["specialist"], trained["gate"])
 
 
@@ -57,10 +59,11 @@ def with_general_answers(setting: Setting, shared: Broadcast, examples: Examples
 def mixture_losses(setting: Setting) -> Loss:
     """Eq. 7: the negative log of h(x) f_s(x) + (1 - h(x)) f_g(x) at the label."""
 
-    def losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
+    def losses(trainable: Trainable, general: Tree, batch: Batch) -> Tensor:
         own = trainable["mixture"]
         gate_B1 = setting.gate(own["gate"], batch.x, training=batch.training)
-        mixed_BC = log_mix(gate_B1, log_probs(setting.expert, own["specialist"], batch), batch.extra["general"])
+        general_BC = F.log_softmax(setting.expert(general, batch.x), dim=-1) if general else batch.extra["general"]
+        mixed_BC = log_mix(gate_B1, log_probs(setting.expert, own["specialist"], batch), general_BC)
         return negative_log_likelihood(mixed_BC, batch.y)
 
     return losses

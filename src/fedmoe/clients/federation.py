@@ -1,7 +1,7 @@
 """A federation: who holds what, read by client id, so that cost follows the clients in use and not the population."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from fedmoe.data.dataset import Dataset, Table
 from fedmoe.errors import DataError
 from fedmoe.partition.draw import Transform
 from fedmoe.partition.split import Indices, Split
-from fedmoe.vocabulary import ClientData, ClientId, Examples
+from fedmoe.vocabulary import ClientData, ClientId, Examples, Tensors
 
 
 class Holdings(Protocol):
@@ -58,6 +58,8 @@ class Federation:
     names: Sequence[str] | None = None
     digest: str = ""  # of the split: two runs with the same one saw the same data
     vocabulary_size: int | None = None  # of texts: how many ids there are, padding (0) included
+    # What else is known of every training and validation example, in `Examples.extra`: names, and how many values.
+    side_values: Mapping[str, int] = field(default_factory=dict)
 
     def may_send(self, client: ClientId) -> bool:
         """Whether anything may leave this client: it takes part, or it is a newcomer that is asked what it needs."""
@@ -85,12 +87,16 @@ class Federation:
         return ClientData(side_by_side(train), side_by_side(validation))
 
 
-def examples(x: Tensor, y: Tensor) -> Examples:
-    return Examples(x, y, torch.tensor(len(y)), {})
+def examples(x: Tensor, y: Tensor, extra: Tensors | None = None) -> Examples:
+    return Examples(x, y, torch.tensor(len(y)), extra or {})
 
 
 def keep(rows: Examples, mask: Tensor) -> Examples:
-    return rows if bool(mask.all()) else examples(rows.x[mask], rows.y[mask])
+    return rows if bool(mask.all()) else take(rows, mask)
+
+
+def take(rows: Examples, at: Tensor | slice) -> Examples:
+    return examples(rows.x[at], rows.y[at], {name: tensor[at] for name, tensor in rows.extra.items()})
 
 
 def side_by_side(clients: Sequence[Examples]) -> Examples:
@@ -116,10 +122,13 @@ def federation_from_split(
     `transform` makes a client's domain: it is applied to all that the client holds, and not to the global test.
     """
 
-    def rows(table: Table, index: Indices, client: ClientId | None = None) -> Examples:
+    def rows(table: Table, index: Indices) -> tuple[Tensor, Tensor]:
         at = torch.from_numpy(index)
-        x, y = dataset.prepare(table.x[at]), table.y[at]
-        return examples(x, y) if transform is None or client is None else examples(*transform(client, x, y))
+        return dataset.prepare(table.x[at]), table.y[at]
+
+    def held(client: ClientId, part: str, table: Table, index: Indices) -> Examples:
+        x, y = rows(table, index)
+        return examples(*transform.apply(client, part, x, y)) if transform else examples(x, y)
 
     def mask(flags: NDArray[np.bool_], offsets: Indices, client: ClientId) -> Tensor:
         return torch.from_numpy(flags[offsets[client] : offsets[client + 1]])
@@ -136,15 +145,15 @@ def federation_from_split(
 
         @cached_property
         def train(self) -> Examples:
-            return rows(dataset.train, split.train.of(self.client), self.client)
+            return held(self.client, "train", dataset.train, split.train.of(self.client))
 
         @cached_property
         def validation(self) -> Examples:
-            return rows(dataset.train, split.validation.of(self.client), self.client)
+            return held(self.client, "validation", dataset.train, split.validation.of(self.client))
 
         @cached_property
         def test(self) -> Examples:
-            return rows(own_test, split.test.of(self.client), self.client)
+            return held(self.client, "test", own_test, split.test.of(self.client))
 
     return Federation(
         num_clients=split.num_clients,
@@ -152,8 +161,9 @@ def federation_from_split(
         num_classes=dataset.num_classes,
         input_shape=dataset.input_shape,
         participants=opted.participants(split),
-        global_test=rows(dataset.test, split.global_test),
+        global_test=examples(*rows(dataset.test, split.global_test)),
         load=Rows,
         digest=split.digest,
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
+        side_values=transform.side_values if transform else {},
     )

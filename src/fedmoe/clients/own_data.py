@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedmoe import trees
-from fedmoe.clients.federation import Federation, Records, examples
+from fedmoe.clients.federation import Federation, Records, examples, take
 from fedmoe.errors import DataError
 from fedmoe.streams import torch_stream
-from fedmoe.vocabulary import Examples
+from fedmoe.vocabulary import Examples, Tensors
 
-Pair = tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]]  # x (N, ...) and y (N,)
-Source = Pair | Dataset[Any]
+Array = Tensor | NDArray[Any]
+Rows = tuple[Array, Array] | tuple[Array, Array, Mapping[str, Array]]  # x (N, ...), y (N,), side information (N,)
+Source = Rows | Dataset[Any]
 ClientInput = Source | Mapping[str, Source]  # everything, or by part: "train", and if given "validation" and "test"
 OptedOut = bool | Sequence[bool] | Tensor
 PARTS = ("train", "validation", "test")
@@ -36,6 +37,9 @@ def federation_from_clients(
     seed: int = 0,
 ) -> Federation:
     """One client per name; parts that a client does not give are cut from its training rows by the shares.
+
+    Rows are (x, y), or (x, y, side): what else is known of each row when training, as whole numbers from 0 by name,
+    such as {"angle": ...}. A test part needs none.
 
     Args:
         unseen: clients that never train with the others; they are numbered last.
@@ -61,6 +65,7 @@ def federation_from_clients(
         raise DataError(f"none of the {len(names)} clients has a training row to share. Opt in one that is not unseen.")
     parts = {f"client {n!r}, {p}": getattr(r, p) for n, r in zip(names, records, strict=True) for p in PARTS}
     _require_one_kind(parts)
+    side_values = _side_values(names, records)
     shared = _balanced(records, seed) if global_test is None else _read(global_test, "global_test", num_classes)
     _require_one_kind(parts := {**parts, "global_test": shared})
     return Federation(
@@ -73,6 +78,7 @@ def federation_from_clients(
         load=records.__getitem__,
         names=names,
         digest=_digest(num_clients, records, shared),
+        side_values=side_values,
     )
 
 
@@ -89,7 +95,7 @@ def _records(
         raise DataError(f"{whose} is empty: it has no training row. Leave it out.")
     out_N = _mask(whose, opted_out, len(train.y))
     rows = _cut(len(train.y), {part: 0.0 if part in read else share for part, share in shares.items()}, seed, name)
-    parts = {part: examples(train.x[at], train.y[at]) for part, at in rows.items()}
+    parts = {part: take(train, at) for part, at in rows.items()}
     out = {part: out_N[at] for part, at in rows.items()}
     for part, one in read.items():
         if len(one.y):  # an empty part is a way to ask for no cut
@@ -111,28 +117,50 @@ def _cut(size: int, shares: Mapping[str, float], seed: int, name: str) -> dict[s
 def _read(source: Source, whose: str, num_classes: int | None) -> Examples:
     if isinstance(source, Dataset) and hasattr(source, "__len__"):
         source = _stacked([source[row] for row in range(len(source))], whose)
-    if not (isinstance(source, tuple | list) and len(source) == 2):
+    if not (isinstance(source, tuple | list) and len(source) in (2, 3)):
         raise DataError(f"{whose} is a {type(source).__name__}. Give (x, y) arrays, or a torch Dataset with a length.")
-    x, y = (_tensor(array, whose) for array in source)
+    x, y = (_tensor(array, whose) for array in source[:2])
     if y.dim() != 1 or x.dim() < 1 or len(x) != len(y):
         raise DataError(f"{whose}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}. Give one label number per row.")
     x = x.to(torch.float32) if x.is_floating_point() else x
     if not bool(x.isfinite().all()):
         row = int((~x.isfinite()).reshape(len(x), -1).any(1).nonzero()[0])
         raise DataError(f"{whose}, row {row}: x holds NaN or infinity (as float32). Mend or drop the row.")
-    return examples(x, _labels(y, whose, num_classes))
+    return examples(x, _whole_numbers(y, whose, "label", num_classes), _side(source[2:], whose, len(y)))
 
 
-def _stacked(items: Sequence[Any], whose: str) -> Pair:
-    xs, ys = list[Tensor](), list[Tensor]()
+def _side(given: Sequence[Any], whose: str, size: int) -> Tensors:
+    if not all(isinstance(one, Mapping) for one in given):
+        raise DataError(f"{whose}: side information is a {type(given[0]).__name__}. Give a dict of arrays by name.")
+    arrays = {name: _tensor(array, f"{whose}, {name!r}") for one in given for name, array in one.items()}
+    for name, array in arrays.items():
+        if array.shape != (size,):
+            raise DataError(
+                f"{whose}: {name!r} has shape {tuple(array.shape)}, for {size} rows. Give a number per row."
+            )
+    return {name: _whole_numbers(array, whose, repr(name), None) for name, array in arrays.items()}
+
+
+def _stacked(items: Sequence[Any], whose: str) -> Rows:
+    xs, ys, sides = list[Tensor](), list[Tensor](), list[Mapping[str, Any]]()
     for row, item in enumerate(items):
-        if not (isinstance(item, tuple | list) and len(item) == 2):
+        if not (isinstance(item, tuple | list) and len(item) in (2, 3)):
             raise DataError(f"{whose}, row {row}: the Dataset gives a {type(item).__name__}, not a pair (x, y).")
-        for tensors, array in zip((xs, ys), item, strict=True):
+        for tensors, array in zip((xs, ys), item, strict=False):
             tensors.append(_tensor(array, f"{whose}, row {row}"))
+        if not isinstance(side := item[2] if len(item) == 3 else {}, Mapping):
+            raise DataError(f"{whose}, row {row}: side information is a {type(side).__name__}, not a dict by name.")
+        sides.append(side)
         if ys[row].dim() or xs[row].shape != xs[0].shape:
             raise DataError(f"{whose}, row {row}: x has another shape than the first, or y is not one number.")
-    return (torch.stack(xs), torch.stack(ys)) if xs else (torch.zeros(0), torch.zeros(0))
+        if set(sides[row]) != set(sides[0]):
+            raise DataError(
+                f"{whose}, row {row}: side information is {sorted(sides[row])}, of row 0 {sorted(sides[0])}."
+            )
+    if not xs:
+        return torch.zeros(0), torch.zeros(0)
+    side = {name: torch.stack([_tensor(one[name], whose) for one in sides]) for name in sides[0]}
+    return torch.stack(xs), torch.stack(ys), side
 
 
 def _tensor(array: Any, whose: str) -> Tensor:
@@ -145,13 +173,13 @@ def _tensor(array: Any, whose: str) -> Tensor:
         raise DataError(f"{whose}: a {type(array).__name__} is no array of numbers ({error}). Convert it.") from error
 
 
-def _labels(y: Tensor, whose: str, num_classes: int | None) -> Tensor:
-    number = y if y.is_floating_point() else y.to(torch.int64)
+def _whole_numbers(values: Tensor, whose: str, what: str, num_classes: int | None) -> Tensor:
+    number = values if values.is_floating_point() else values.to(torch.int64)
     highest = torch.iinfo(torch.int64).max - 1 if num_classes is None else num_classes - 1
     wrong = ((number < 0) | (number > highest) | (number != number.to(torch.int64))).nonzero()
     if len(wrong):
         row, upper = int(wrong[0]), "" if num_classes is None else f" to num_classes - 1 = {highest}"
-        raise DataError(f"{whose}, row {row}: the label is {number[row].item()}. Labels are integers from 0{upper}.")
+        raise DataError(f"{whose}, row {row}: the {what} is {number[row].item()}. Give integers from 0{upper}.")
     return number.to(torch.int64)
 
 
@@ -181,6 +209,20 @@ def _require_one_kind(parts: Mapping[str, Examples]) -> None:
     for whose, kind in kinds.items():
         if kind != kinds[first]:
             raise DataError(f"{whose}: x is {kind}, but of {first} {kinds[first]}. Bring all to one shape and type.")
+
+
+def _side_values(names: Sequence[str], records: Sequence[Records]) -> dict[str, int]:
+    """How many values each piece of side information has; whatever is trained on must have all of them."""
+    known = sorted(records[0].train.extra)
+    for name, one in zip(names, records, strict=True):
+        for part, rows in (("train", one.train), ("validation", one.validation)):
+            if sorted(rows.extra) != known:
+                raise DataError(
+                    f"client {name!r}, {part} has side information {sorted(rows.extra)}, but client {names[0]!r} has "
+                    f"{known}. Give all training and validation rows the same."
+                )
+    values = {kind: [rows.extra[kind] for one in records for rows in (one.train, one.validation)] for kind in known}
+    return {kind: int(torch.cat(tensors).max()) + 1 for kind, tensors in values.items()}
 
 
 def _require_known(whose: str, names: Collection[str], known: Collection[str]) -> None:

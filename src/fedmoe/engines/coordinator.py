@@ -39,6 +39,8 @@ class RoundRecord(NamedTuple):
     reports: dict[str, float]  # mean over the clients that told
     seconds: float
     sent: Sent  # bytes by exchange and client
+    experts: dict[str, Any]  # what the server saw of them, as `aggregation.experts.Observation` tells it
+    warnings: Sequence[str] = ()
 
 
 class Replies(NamedTuple):
@@ -80,12 +82,15 @@ class Coordinator:
         clients = sorted(int(client) for client in sampled)
         answers: dict[ClientId, list[Any]] = {client: [] for client in clients}
         means: dict[str, float] = {}
+        experts: dict[str, Any] = {}
         for index, exchange in enumerate(self.algorithm.round):
             replies = self.exchange(server, "round", index, round_number, answers)
             for client, update in replies.updates.items():
                 answers[client].append(update)
             answers = {client: told for client, told in answers.items() if client not in replies.refused}
-            server = exchange.aggregate(server, *replies[:3]) if replies.updates else server
+            before, server = server, exchange.aggregate(server, *replies[:3]) if replies.updates else server
+            if exchange.observe and replies.updates:
+                experts = exchange.observe(before, server, *replies[:3]).as_event()
             means |= _mean_reports(replies.reports)
         validation = self.algorithm.validation
         if validation and (round_number % validation.every == 0 or round_number == self.rounds):
@@ -94,9 +99,8 @@ class Coordinator:
             )
             server = validation.exchange.aggregate(server, *scores[:3])
         seconds = time.monotonic() - start
-        return server, RoundRecord(
-            round_number, clients, len(self.manifest.refused) - refused, means, seconds, self.manifest.take_round()
-        )
+        refused = len(self.manifest.refused) - refused
+        return server, RoundRecord(round_number, clients, refused, means, seconds, self.manifest.take_round(), experts)
 
     def collect_release(self, server: Tree) -> Tree:
         """The declared gift of private parts, once, from everyone who opted in."""

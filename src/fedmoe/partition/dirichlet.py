@@ -1,7 +1,8 @@
 """Label skew by Dirichlet: for each class, the parts that go to the clients are drawn from Dir(alpha).
 
-Small alpha: few clients hold a class. Large alpha: iid. Sizes differ between clients (Yurochkin et al. 2019,
-Hsu et al. 2019). Its loops over clients suit 10,000 of them.
+Small alpha: few clients hold a class. Large alpha: iid. Sizes differ between clients (Yurochkin et al. 2019). With
+`equal_sizes` it is the clients that draw, each its chances over classes, and all have the same size (Hsu et al. 2019).
+Its loops over clients suit 10,000 of them.
 Suffixes: C clients (those that train, then the unseen ones), K classes.
 """
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmoe.partition.by_label import require_floor, split_of_counts, train_part
+from fedmoe.partition.pachinko import client_counts
 from fedmoe.partition.quotas import (
     Pools,
     proportions,
@@ -31,6 +33,7 @@ def split_by_dirichlet(
     num_unseen: int = 0,
     alpha: float,
     min_size: int = 2,
+    equal_sizes: bool = False,
     train_size: int,
     validation_size: int,
     test_size: int,
@@ -51,12 +54,14 @@ def split_by_dirichlet(
     require_rows(num_clients, num_unseen, train_size, validation_size, len(train_labels))
     all_clients = num_clients + num_unseen
     pools, test_pools = (Pools(y, num_classes, seed, p) for y, p in ((train_labels, "train"), (test_labels, "test")))
-    total = all_clients * (train_size + validation_size)
-    total_K = quotas(total, np.ones(num_classes), stream(seed, "class totals"))
-    remedy = "Classes are used alike: lower a size or the number of clients"
-    require_supply(total_K, pools.supply_K, f"split.train_size={train_size} with {all_clients} clients", remedy)
-
-    counts_CK = raise_to_floor(class_parts(total_K, all_clients, alpha, seed), min_size)
+    size = train_size + validation_size
+    if equal_sizes:
+        counts_CK = client_parts(size, pools.supply_K, all_clients, alpha, seed)
+    else:
+        total_K = quotas(all_clients * size, np.ones(num_classes), stream(seed, "class totals"))
+        remedy = "Classes are used alike: lower a size or the number of clients"
+        require_supply(total_K, pools.supply_K, f"split.train_size={train_size} with {all_clients} clients", remedy)
+        counts_CK = raise_to_floor(class_parts(total_K, all_clients, alpha, seed), min_size)
     train_C = train_part(counts_CK.sum(1), train_size, validation_size)
     tests = {"test_size": test_size, "global_test_size": global_test_size}
     return split_of_counts(counts_CK, train_C, pools, test_pools, num_unseen=num_unseen, **tests, seed=seed)
@@ -69,6 +74,20 @@ def class_parts(total_K: Indices, num_clients: int, alpha: float, seed: int) -> 
         rng = stream(seed, "dirichlet", label)
         parts.append(quotas(int(total), proportions(num_clients, alpha, rng), rng))
     return np.stack(parts, axis=1)
+
+
+def client_parts(size: int, supply_K: Indices, num_clients: int, alpha: float, seed: int) -> Indices:
+    """How many rows of each class go to each client (C, K), `size` to each, none of them twice.
+
+    A class without rows left leaves its chance to the others. Who draws when goes by lot: else the clients numbered
+    last, the unseen ones, would be those that get what is left over.
+    """
+    counts_CK = np.zeros((num_clients, len(supply_K)), dtype=np.int64)
+    one_branch = [np.arange(len(supply_K))]
+    for client in stream(seed, "order of clients").permutation(num_clients):
+        left_K = supply_K - counts_CK.sum(0)
+        counts_CK[client] = client_counts(size, one_branch, left_K, 1.0, alpha, stream(seed, "class chances", client))
+    return counts_CK
 
 
 def raise_to_floor(counts_CK: Indices, min_size: int) -> Indices:

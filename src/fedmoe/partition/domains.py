@@ -2,6 +2,7 @@
 
 A base split says who holds which rows; `Split.domains` says which domain a client belongs to; the examples themselves
 are changed when a client's training, validation and own test examples are loaded. The global test set is left as it is.
+An image's angle is side information that a client may learn from; a client's group of labels is never told to it.
 Labels that a rule of opt-out or a picture of the split reads are those of the data set, before any permutation.
 """
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedmoe.errors import ConfigError
 from fedmoe.partition.dirichlet import split_by_dirichlet
-from fedmoe.partition.quotas import proportions, require_concentration, stream
+from fedmoe.partition.quotas import Shares, proportions, require_concentration, stream
 from fedmoe.partition.size_skew import split_by_size
 from fedmoe.partition.split import Indices, Split
 
@@ -29,6 +30,7 @@ def base_split(
     num_unseen: int = 0,
     alpha: float | None = None,
     min_size: int = 2,
+    equal_sizes: bool = False,
     train_size: int,
     validation_size: int,
     test_size: int,
@@ -41,16 +43,24 @@ def base_split(
     common = {**sizes, **counts, "global_test_size": global_test_size, "seed": seed}
     if alpha is None:
         return split_by_size(train_labels, test_labels, num_classes, sigma=0.0, **common)
-    return split_by_dirichlet(train_labels, test_labels, num_classes, alpha=alpha, **common)
+    return split_by_dirichlet(train_labels, test_labels, num_classes, alpha=alpha, equal_sizes=equal_sizes, **common)
 
 
 def with_domains(split: Split, key: str, num_domains: int, seed: int) -> Split:
     """Domains by lot, each with the same number of training clients and of unseen ones, give or take one."""
-    if num_domains < 1:
-        raise ConfigError(f"split.{key}={num_domains} is below 1. Set it to 1 or more.")
+    require_domains(key, num_domains)
     rng = stream(seed, key, num_domains)
     dealt = [rng.permutation(np.arange(number) % num_domains) for number in (split.num_clients, split.num_unseen)]
     return replace(split, domains=np.concatenate(dealt).astype(np.int64))
+
+
+def with_favourite_angles(split: Split, num_angles: int, angle_alpha: float, seed: int) -> Split:
+    """Clients that mix angles: the domain of each is the angle that it has the best chance of."""
+    require_domains("num_angles", num_angles)
+    require_concentration("angle_alpha", angle_alpha)
+    clients = range(split.num_clients + split.num_unseen)
+    favourites = [angle_chances(client, num_angles, angle_alpha, seed).argmax() for client in clients]
+    return replace(split, domains=np.array(favourites, dtype=np.int64))
 
 
 def turn(images: Tensor, angle: float) -> Tensor:
@@ -80,10 +90,15 @@ def turn_each(images: Tensor, steps: Indices, num_angles: int) -> Tensor:
     return turned
 
 
-def mixed_angles(client: int, number: int, num_angles: int, angle_alpha: float, seed: int) -> Indices:
-    """Angles for a client's images, in order, from chances of its own out of Dir(angle_alpha) (Reisser et al. 2021)."""
-    rng = stream(seed, "angles", client)
-    return rng.choice(num_angles, number, p=proportions(num_angles, angle_alpha, rng)).astype(np.int64)
+def angle_chances(client: int, num_angles: int, angle_alpha: float, seed: int) -> Shares:
+    """A client's own chances of each angle, out of Dir(angle_alpha) (Reisser et al. 2021, Section 4.2)."""
+    return proportions(num_angles, angle_alpha, stream(seed, "angle chances", client))
+
+
+def mixed_angles(client: int, part: str, number: int, num_angles: int, angle_alpha: float, seed: int) -> Indices:
+    """Angles for a client's images of one part, in order: drawn anew for each part, from the client's chances."""
+    chances = angle_chances(client, num_angles, angle_alpha, seed)
+    return stream(seed, f"angles of {part}", client).choice(num_angles, number, p=chances).astype(np.int64)
 
 
 def label_permutations(number: int, num_classes: int, seed: int) -> Indices:
@@ -140,6 +155,6 @@ def require_permutations(number: int, num_classes: int) -> None:
         )
 
 
-def require_angles(angle_alpha: float | None) -> None:
-    if angle_alpha is not None:
-        require_concentration("angle_alpha", angle_alpha)
+def require_domains(key: str, number: int) -> None:
+    if number < 1:
+        raise ConfigError(f"split.{key}={number} is below 1. Set it to 1 or more.")

@@ -1,7 +1,7 @@
 """From the section [split] of a config to a split, and to what it does to a client's examples."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +19,16 @@ from fedmoe.partition.pachinko import split_by_pachinko
 from fedmoe.partition.settings import NaturalSplit, PachinkoSplit, PermutationSplit, RotationSplit, SplitConfig
 from fedmoe.partition.size_skew import split_by_size
 from fedmoe.partition.split import Split
-from fedmoe.vocabulary import ClientId
+from fedmoe.vocabulary import ClientId, Tensors
 
-Transform = Callable[[ClientId, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+class Transform(NamedTuple):
+    """What is done to a client's examples when they are loaded."""
+
+    # client, "train" or "validation" or "test", x, y -> x, y, side information per example
+    apply: Callable[[ClientId, str, Tensor, Tensor], tuple[Tensor, Tensor, Tensors]]
+    side_values: Mapping[str, int]  # how many values each piece of side information has: 0 … that - 1
+
 
 BY_LABEL: dict[str, Callable[..., Split]] = {
     "majority": split_by_majority,
@@ -45,8 +52,9 @@ def draw_split(config: SplitConfig, dataset: Dataset, seed: int) -> Split:
         return split_by_pachinko(*labels, _column(dataset, "coarse", "split.kind='pachinko'"), **settings)
     if isinstance(config, RotationSplit):
         domains.require_square(dataset.input_shape)
-        domains.require_angles(config.angle_alpha)
         base = domains.base_split(*labels, **settings)
+        if config.angle_alpha is not None:
+            return domains.with_favourite_angles(base, config.num_angles, config.angle_alpha, seed)
         return domains.with_domains(base, "num_angles", config.num_angles, seed)
     if isinstance(config, PermutationSplit):
         domains.require_permutations(config.num_permutations, dataset.num_classes)
@@ -56,7 +64,7 @@ def draw_split(config: SplitConfig, dataset: Dataset, seed: int) -> Split:
 
 
 def domain_transform(config: SplitConfig, split: Split, num_classes: int, seed: int) -> Transform | None:
-    """What is done to a client's examples when they are loaded; None: nothing."""
+    """None: examples are used as they are."""
     of_client = split.domains
     if of_client is None:
         return None
@@ -64,18 +72,23 @@ def domain_transform(config: SplitConfig, split: Split, num_classes: int, seed: 
         return _rotation(config, of_client, seed)
     if isinstance(config, PermutationSplit):
         orders = torch.from_numpy(domains.label_permutations(config.num_permutations, num_classes, seed))
-        return lambda client, x, y: (x, domains.permute_labels(y, orders[int(of_client[client])]))
+        return Transform(
+            lambda client, _part, x, y: (x, domains.permute_labels(y, orders[int(of_client[client])]), {}), {}
+        )
     return None
 
 
 def _rotation(config: RotationSplit, of_client: NDArray[np.int64], seed: int) -> Transform:
     number, mix = config.num_angles, config.angle_alpha
-    if mix is None:
-        return lambda client, x, y: (domains.turn(x, 360 * int(of_client[client]) / number), y)
-    return lambda client, x, y: (
-        domains.turn_each(x, domains.mixed_angles(client, len(y), number, mix, seed), number),
-        y,
-    )
+
+    def turned(client: ClientId, part: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensors]:
+        if mix is None:
+            steps = np.full(len(y), of_client[client], dtype=np.int64)
+        else:
+            steps = domains.mixed_angles(client, part, len(y), number, mix, seed)
+        return domains.turn_each(x, steps, number), y, {"angle": torch.from_numpy(steps)}
+
+    return Transform(turned, {"angle": number})
 
 
 def _require_classes(dataset: Dataset, kind: str) -> None:

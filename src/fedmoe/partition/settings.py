@@ -31,6 +31,7 @@ class DirichletSplit(SplitSizes):
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: float = 0.5
     min_size: PositiveInt = 2
+    equal_sizes: bool = False  # each client draws its own chances over classes, and as many rows as the others
 
 
 class KLabelsSplit(SplitSizes):
@@ -53,19 +54,21 @@ class SizeSkewSplit(SplitSizes):
     min_size: PositiveInt = 2
 
 
-class RotationSplit(SplitSizes):
+class DomainSplit(SplitSizes):
+    alpha: float | None = None  # label skew by Dir(alpha); none: iid, all clients of one size
+    min_size: PositiveInt = 2
+    equal_sizes: bool = False  # as in a split by Dirichlet
+
+
+class RotationSplit(DomainSplit):
     kind: Literal["rotation"] = "rotation"
     num_angles: int = 8
     angle_alpha: float | None = None  # none: one angle per client; else each client mixes angles by Dir(angle_alpha)
-    alpha: float | None = None  # label skew by Dir(alpha); none: iid
-    min_size: PositiveInt = 2
 
 
-class PermutationSplit(SplitSizes):
+class PermutationSplit(DomainSplit):
     kind: Literal["permutation"] = "permutation"
     num_permutations: int = 4
-    alpha: float | None = None  # label skew by Dir(alpha); none: iid
-    min_size: PositiveInt = 2
 
 
 class NaturalSplit(SplitSection):

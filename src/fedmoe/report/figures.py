@@ -150,7 +150,7 @@ def class_counts(counts: Sequence[Sequence[int]], class_names: Sequence[str]) ->
         f"{num_rows} clients in rows, {num_classes} classes in columns, up to {shown.max():.0f} examples. {cut}",
         frame.bottom + 30,
         element("rect", x=frame.left, y=frame.top, width=cell * num_classes, height=tall * num_rows, class_="panel"),
-        *_cells(shown, frame, cell, tall),
+        *cells(shown, frame, cell, tall),
         *_class_names(class_names, frame, cell, slanted),
         *_client_numbers(num_rows, frame, tall),
         _colour_key(frame, float(shown.max())),
@@ -158,7 +158,7 @@ def class_counts(counts: Sequence[Sequence[int]], class_names: Sequence[str]) ->
     )
 
 
-def _cells(shown: NDArray[np.float64], frame: Frame, cell: float, tall: float) -> Iterator[str]:
+def cells(shown: NDArray[np.float64], frame: Frame, cell: float, tall: float) -> Iterator[str]:
     """One path for each level of colour, so that many cells stay a small file."""
     levels = np.ceil(LEVELS * shown / max(1.0, shown.max())).astype(int)
     gap = 1.0 if min(cell, tall) > 5 else 0.0

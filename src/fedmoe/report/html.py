@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from fedmoe.evaluation.summary import summarise
-from fedmoe.report import figures
+from fedmoe.report import experts, figures
 from fedmoe.report.methods import Method, Result, Row, group
 from fedmoe.report.svg import colour_rules, element, escape
 
@@ -54,6 +54,7 @@ def render(results: Sequence[Result], title: str, table: Sequence[Row] | None = 
         element("header", element("h1", escape(title)), _facts(results)),
         _summary(summarise(results) if table is None else table),
         _figures(results),
+        _experts(group(results)),
         _traffic(group(results)),
         _config(results),
     ]
@@ -147,12 +148,43 @@ def _figures(results: Sequence[Result]) -> str:
         ("Who holds what", heat,
          f"Each row is a client, each column a class{escape(seed)}: the more rows differ, the less alike the clients."),
     ]  # fmt: skip
+    return _section("Figures", shown)
+
+
+def _section(title: str, shown: Iterable[tuple[str, str, str]], *more: str) -> str:
+    """Figures side by side, each with its name and caption; those that are empty are left out."""
     drawn = [
         element("figure", element("h3", name), element("div", figure, class_="scroll"), element("figcaption", caption))
         for name, figure, caption in shown
         if figure
     ]
-    return element("section", element("h2", "Figures"), element("div", *drawn, class_="figures")) if drawn else ""
+    body = [element("div", *drawn, class_="figures")] if drawn else []
+    return element("section", element("h2", title), *body, *more) if drawn or more else ""
+
+
+def _experts(methods: Sequence[Method]) -> str:
+    """The first seed of each method with several experts, and what was odd in any run."""
+    shown = []
+    for method in methods:
+        run, title = method.runs[0], escape(method.title)
+        seed = f" Seed {run['seed']}." if len(method.runs) > 1 else ""
+        load, shares = (
+            draw(run, f"{draw.__name__.replace('_', '-')}-{method.place}")
+            for draw in (experts.expert_load, experts.assignment)
+        )
+        shown += [
+            (f"{title}: who does the work", load,
+             f"Each expert's share of the clients' examples; dotted: an even share.{seed}"),
+            (f"{title}: what each expert is for", shares,
+             f"The share of each expert in each row, after the last round; the darker, the more.{seed}"),
+        ]  # fmt: skip
+    odd = [
+        element("li", escape(f"{method.title}, seed {run['seed']}, {words}"))
+        for method in methods
+        for run in method.runs
+        for words in run.get("warnings", ())
+    ]
+    return _section("Experts", shown, *([element("ul", *odd, class_="note")] if odd else []))
 
 
 def _traffic(methods: Sequence[Method]) -> str:

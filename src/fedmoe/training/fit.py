@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedmoe import trees
 from fedmoe.streams import Streams
+from fedmoe.training.augment import Augmentation
 from fedmoe.training.flat import Layout
 from fedmoe.training.gradients import gradient_of_one, gradients_of_many
 from fedmoe.training.inference import Batch, Way, clients_of, pad_rows, per_example
@@ -38,6 +39,7 @@ class Group(NamedTuple):
     batch_term: Callable[[Trainable, Tree, Batch, Tensor], Tensor] | None = None  # last: which rows are real
     noise: Callable[[torch.Generator, int], Tensors] | None = None  # per-example draws, added to batch.extra
     cohort_loss: Loss | None = None  # the same loss of a whole cohort at once, (R, B), where that is faster than vmap
+    augmentation: Augmentation | None = None  # changes x of every training batch
 
 
 class Schedule(NamedTuple):
@@ -116,6 +118,8 @@ class _Cohort:
         self.slots = {name: init_slots(group.optimizer, self.flat[name]) for name, group in groups.items()}
         self.batches = {name: _batch_streams(group, schedule.batch_size, rng) for name, group in groups.items()}
         self.noise = {name: rng.generators(f"noise:{name}") for name, group in groups.items() if group.noise}
+        # Named alike for all groups, as batches are: groups with equal data see equal images.
+        self.lots = {name: rng.generators("augment") for name, group in groups.items() if group.augmentation}
         self.size = len(rng.clients)
         self.steps_S = self._steps_per_epoch()
         self.taken_S = [0] * self.size
@@ -175,16 +179,25 @@ class _Cohort:
         )
         if self.way == "looped":
             batch = _take(group.data, 0, indices[0], noise[0] if noise else {})
+            batch.x = self.augmented(name, rows, indices, batch.x[None])[0]
             grad, own = self.grads[name], self.leaves[name]
             loss = gradient_of_one(group.loss, group.batch_term, own, self.leaves, self.frozen_of_one, batch, grad)
         else:
             frozen = self.frozen if len(rows) == self.size else trees.tree_map(lambda leaf: leaf[rows], self.frozen)
             batches, real_RB = _take_many(group.data, rows, indices, noise)
+            batches.x = self.augmented(name, rows, indices, batches.x)
             many = (name, group.loss, group.batch_term, self.layouts, point, frozen, batches, real_RB)
             loss, grad = gradients_of_many(*many, cohort_loss=group.cohort_loss)
         if name == next(iter(self.groups)):
             self.loss_S.index_add_(0, torch.tensor(rows), loss)
         return grad
+
+    def augmented(self, name: str, rows: list[int], indices: list[Tensor], x_RB: Tensor) -> Tensor:
+        how = self.groups[name].augmentation
+        if how is None:
+            return x_RB
+        draws = [how.draw(self.lots[name][s], len(index)) for s, index in zip(rows, indices, strict=True)]
+        return how.change(x_RB.flatten(0, 1), pad_rows(draws, x_RB.shape[1]).flatten(0, 1)).view_as(x_RB)
 
     def validation_losses(self, alive: list[int]) -> Tensor:
         """Mean validation loss per client that is still training; -inf, always the best, for one without examples."""

@@ -49,16 +49,18 @@ def train_classifier(
     """All of the client's `data.train`; with `stop_early` the best copy by loss on `data.validation`."""
     losses = classifier_losses(network)
     group = Group(params_S, losses, data.train, plan.make_optimizer(), cohort_loss=cohort_losses(network))
-    groups = {"model": group}
+    groups = {"model": group._replace(augmentation=plan.augmentation)}
     stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every) if stop_early else None
     return fit(groups, plan.schedule, rng, way, stopping=stopping)
 
 
-def train_mixture(start_S: Tree, losses: Loss, data: ClientData, plan: TrainingPlan, rng: Streams, way: Way) -> Tree:
+def train_mixture(
+    start_S: Tree, losses: Loss, data: ClientData, plan: TrainingPlan, rng: Streams, way: Way, frozen: Tree = None
+) -> Tree:
     """Train the parts of a mixture (experts, gate) together by one optimizer, with early stopping."""
-    groups = {"mixture": Group(start_S, losses, data.train, plan.make_optimizer())}
+    group = Group(start_S, losses, data.train, plan.make_optimizer(), augmentation=plan.augmentation)
     stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every)
-    return fit(groups, plan.schedule, rng, way, stopping=stopping).params["mixture"]
+    return fit({"mixture": group}, plan.schedule, rng, way, frozen, stopping).params["mixture"]
 
 
 def mean_loss(network: Network, params_S: Tensors, examples: Examples, way: Way) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from fedmoe.training.augment import AUGMENTATIONS, Augmentation, Name
 from fedmoe.training.fit import Schedule
 from fedmoe.training.optimizers import Adam, Optimizer, Sgd
 
@@ -21,10 +22,15 @@ class TrainingPlan:
     steps: PositiveInt | None = None
     patience: PositiveInt = 20
     check_every: PositiveInt = 1  # epochs between looks at the validation loss
+    augment: Name | None = None  # images only
 
     @property
     def schedule(self) -> Schedule:
         return Schedule(self.batch_size, self.epochs, self.steps)
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        return AUGMENTATIONS[self.augment] if self.augment else None
 
     def make_optimizer(self) -> Optimizer:
         return Adam(self.learning_rate) if self.optimizer == "adam" else Sgd(self.learning_rate, self.momentum)
