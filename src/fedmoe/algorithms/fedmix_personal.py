@@ -93,7 +93,9 @@ def fit_gate(
     fitted = train_parts(
         config, setting, private, kept, usage_SK, cached, setting.personal, rng, stop_early=True
     ).params
-    return {**parts, **fitted["mixture"]}, fitted["usage"]["share"] if config.condition == "client" else usage_SK
+    return {**parts, **fitted.get("mixture", {})}, fitted["usage"][
+        "share"
+    ] if config.condition == "client" else usage_SK
 
 
 def choose(first_S: Tensor, one: Tree, other: Tree) -> Tree:
