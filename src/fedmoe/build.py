@@ -136,6 +136,8 @@ def build_algorithm(
         way=way,
         num_clients=federation.num_clients,
         num_classes=federation.num_classes,
+        input_shape=federation.input_shape,
+        release=config.schedule.release,
         side_values=federation.side_values,
         make_network=lambda outputs: Network(lambda: _model(config.model, federation, outputs), "router"),
     )

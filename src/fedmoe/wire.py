@@ -78,8 +78,8 @@ def by_expert(named: Tensors) -> Tensors:
         if not name.startswith("experts/"):
             apart[name] = tensor
             continue
-        if len(tensor) != len(which):
-            raise MessageError(f"{name} holds {len(tensor)} experts, but which names {len(which)}.")
+        if tensor.shape[:1] != which.shape:
+            raise MessageError(f"{name} has shape {tuple(tensor.shape)}, but which names {len(which)} experts.")
         for number, expert in zip(which.tolist(), tensor, strict=True):
             apart[f"experts/{number}/{name.removeprefix('experts/')}"] = expert
     return apart

@@ -26,6 +26,7 @@ from fedmoe.aggregation.server_optimizer import ServerOptimizer
 from fedmoe.algorithms.fedmix import fedmix, init_client, init_server, local_update, send_held
 from fedmoe.algorithms.fedmix_objective import train_parts
 from fedmoe.algorithms.fedmix_personal import personalize, predict
+from fedmoe.algorithms.fedmix_release import log_average_gate, log_client_shares, log_gate_of
 from fedmoe.algorithms.fedmix_states import ClientState, FedMixConfig, PersonalState
 from fedmoe.clients.federation import examples
 from fedmoe.clients.private_store import PrivateStore
@@ -291,6 +292,38 @@ def test_without_gates_all_experts_count_alike(tmp_path):
     torch.testing.assert_close(predict(config, setting, kept, blank, None, x).exp(), scores.softmax(-1).mean(0))
 
 
+def test_with_densities_a_newcomer_is_answered_by_the_gate_of_the_client_that_it_looks_like(tmp_path):
+    """Inputs of every client lie far from those of the others, so p(s|x) names one client (eq. 18)."""
+    plain = tiny_records()[PLAIN]
+
+    def apart(client):
+        place = 8 * torch.eye(FEATURES)[PARTICIPANTS.index(client)]
+        rows = [examples(torch.randn(40, FEATURES, generator=torch_stream(client, p)) + place, labels) for p in "tv"]
+        return plain._replace(train=rows[0], validation=rows[1], train_opted_in=every, validation_opted_in=every)
+
+    labels, every = torch.arange(40) % CLASSES, torch.ones(40, dtype=torch.bool)
+    config = FedMixConfig(num_experts=2, server_optimizer=ADAM, newcomers="density")
+    setting = tiny_setting(clients_per_round=None)._replace(release=True, input_shape=(FEATURES,))
+    algorithm = fedmix(config, setting)
+    outcome = run_algorithm(
+        algorithm,
+        with_records(tiny_federation(), {c: apart(c) for c in PARTICIPANTS}),
+        tmp_path / "store",
+        release=True,
+    )
+    assert outcome.manifest["sent_by_clients"]["give gates"]["density/log_scale"]["times"] == len(PARTICIPANTS)
+    kept = outcome.kept[UNSEEN]
+    x = apart(PLAIN).train.x
+    shares_SB = log_client_shares(setting, kept.released, x).exp()
+    assert (shares_SB.argmax(0) == PARTICIPANTS.index(PLAIN)).all()
+    torch.testing.assert_close(shares_SB.sum(0), torch.ones(len(x)))
+    _, features_KBF = equations.expert_answers(setting.expert, kept.experts, x)
+    own = log_gate_of(trees.pick(kept.released, PARTICIPANTS.index(PLAIN)), features_KBF).exp()
+    average = log_average_gate(kept.released, features_KBF, log_client_shares(setting, kept.released, x)).exp()
+    torch.testing.assert_close(average, own, atol=0.02, rtol=0)
+    assert all(torch.tensor(score.loss).isfinite() for score in outcome.scores)
+
+
 # Bad input
 
 
@@ -309,6 +342,13 @@ def test_without_gates_all_experts_count_alike(tmp_path):
 def test_settings_that_cannot_work_are_refused(options, words):
     with pytest.raises(ConfigError, match=words):
         parse_config({"algorithm": {"name": "fedmix", **options}})
+
+
+def test_gates_asked_for_while_sharing_is_off_are_refused():
+    with pytest.raises(ConfigError, match=r"newcomers='density' .* schedule.release is off"):
+        fedmix(FedMixConfig(newcomers="density"), tiny_setting()._replace(input_shape=(FEATURES,)))
+    with pytest.raises(ConfigError, match="share_gates is on"):
+        FedMixConfig(newcomers="density", share_gates=True)
 
 
 def test_side_information_that_the_data_do_not_have_is_refused():

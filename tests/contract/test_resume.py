@@ -131,7 +131,7 @@ def killed_at(at_call: int, name: str, directory: Path, **options: Any) -> int |
     return process.exitcode
 
 
-@pytest.mark.parametrize("name", ["private_expert", "pruned_experts"])
+@pytest.mark.parametrize("name", ["private_expert", "pruned_experts", "fedmix"])
 def test_kill_between_checkpoints_and_resume_with_more_of_them(name: str, tmp_path: Path) -> None:
     """States of rounds that are run again must not drive out those that they start from."""
     expected = end_state(run(name, tmp_path / "whole"))

@@ -111,6 +111,8 @@ class Setting(NamedTuple):
     way: Way
     num_clients: int = 0
     num_classes: int = 0
+    input_shape: tuple[int, ...] = ()  # of one example
+    release: bool = False  # whether clients will be asked for the private parts that an algorithm declares as a gift
     make_network: Callable[[int], Network] | None = None  # the expert's architecture with other outputs: routers
     # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.
     side_values: Mapping[str, int] = {}

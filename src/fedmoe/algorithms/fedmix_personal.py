@@ -20,7 +20,7 @@ from fedmoe.algorithms.fedmix_objective import (
     usage_of,
     with_answers,
 )
-from fedmoe.algorithms.fedmix_release import average_bias, log_average_gate
+from fedmoe.algorithms.fedmix_release import average_bias, log_average_gate, log_client_shares
 from fedmoe.algorithms.fedmix_states import Broadcast, ClientState, FedMixConfig, PersonalState
 from fedmoe.errors import DataError
 from fedmoe.models import expert_mixture as equations
@@ -116,8 +116,9 @@ def predict(
     experts = shared.experts if personal is None else personal.experts or shared.experts
     scores_HBC, features_HBF = equations.expert_answers(setting.expert, experts, x)
     if shared.released and not own.trained:
-        log_gate_BK, bias_C = log_average_gate(shared.released, features_HBF), average_bias(shared.released)
-        return equations.log_mixture(log_gate_BK, log_answers(config, scores_HBC, bias_C))
+        log_shares_SB = log_client_shares(setting, shared.released, x)
+        log_gate_BK = log_average_gate(shared.released, features_HBF, log_shares_SB)
+        return equations.log_mixture(log_gate_BK, log_answers(config, scores_HBC, average_bias(shared.released)))
     usage_K = own_usage_of(config, shared, client) if personal is None else personal.usage
     in_use_H = equations.experts_in_use(usage_K[shared.which], config.floor)
     pooled_BF = equations.pooled_features(usage_K[shared.which], in_use_H, features_HBF)

@@ -28,12 +28,15 @@ class FedMixConfig:
     condition: str = "label"  # what q knows of an example: its label, side information by name, or "client" (eq. 10)
     damping: Share = 0.75  # alpha of the client's own q(z|s), per minibatch; 1 keeps it as it is
     personal_bias: bool = False  # one private output bias across the experts
+    newcomers: Literal["prior", "density"] = "prior"  # weigh released gates by p(s), or by p(s|x) of a VAE each
     share_gates: bool = False  # learn one gate together instead of a private one each
     fine_tune_epochs: NonNegativeInt = 0  # local training of all parts before evaluation
     server_optimizer: ServerOptimizer = ServerOptimizer("adam")
     max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may claim
 
     def __post_init__(self) -> None:
+        if self.share_gates and self.newcomers == "density":
+            raise ConfigError("algorithm.newcomers='density' weighs private gates, but algorithm.share_gates is on.")
         no_q = self.objective == "mixture"
         for fault, wrong in {
             "entropy=true": self.entropy and (no_q or self.condition == "client"),
@@ -115,3 +118,4 @@ class Gift(NamedTuple):
     output_bias: Tensor
     usage: Tensor  # (K,): q(z|s), which its gate pools features with
     num_examples: Tensor  # N_s; 0 from a client that never trained
+    density: Tensors  # of p(x|s), where newcomers are asked for it; else empty

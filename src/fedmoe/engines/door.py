@@ -15,15 +15,18 @@ def fault_in_update(update: Tensors, expected: Tree, sent: Tree, max_norm: float
     not train.
     """
     like = by_expert(trees.to_named(expected))
-    if fewer := "which" in like and "which" in update:
+    if "which" in like and "which" in update:
         update = by_expert(update)
+        kept_back = set(like["which"].tolist()) - set(update["which"].tolist())
+        like = {
+            name: leaf for name, leaf in like.items() if not name.startswith(tuple(f"experts/{k}/" for k in kept_back))
+        }
+        like["which"] = update["which"]
     if strangers := sorted(set(update) - set(like)):
         return f"it holds {strangers[0]!r}, which is not declared"
-    if missing := sorted(name for name in set(like) - set(update) if not (fewer and name.startswith("experts/"))):
+    if missing := sorted(set(like) - set(update)):
         return f"it lacks {missing[0]!r}"
     for name, tensor in sorted(update.items()):
-        if fewer and name == "which":
-            continue
         if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
             return f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {like[name].dtype} {tuple(like[name].shape)}"
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
