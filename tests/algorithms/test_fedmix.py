@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import fedmoe
 from builders import (
     CLASSES,
+    FEATURES,
     PARTICIPANTS,
     PLAIN,
     SOME_OPTED_OUT,
@@ -24,13 +25,14 @@ from fedmoe.aggregation.server_optimizer import ServerOptimizer, server_step
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedavg import ServerState as FedAvgServer
 from fedmoe.algorithms.fedmix import expert_shares, fedmix, init_client, init_server, local_update, send_held
+from fedmoe.algorithms.fedmix_objective import objective
 from fedmoe.algorithms.fedmix_states import ClientState, FedMixConfig, Update
 from fedmoe.clients.federation import side_by_side
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.models.expert_mixture import marginal_entropy
 from fedmoe.streams import Streams
 from fedmoe.training.fit import shuffled
-from fedmoe.training.inference import clients_of
+from fedmoe.training.inference import Batch, clients_of
 from fedmoe.vocabulary import ClientData
 
 AVERAGING = ServerOptimizer("sgd")
@@ -332,6 +334,29 @@ def test_a_client_keeps_back_what_it_pruned_and_reports_its_usage_as_it_is():
     torch.testing.assert_close(update.usage, torch.tensor([0.5, 0.4, 0.1]))
     assert all(len(leaf) == 2 for leaf in update.experts.values())
     assert not all_equal(trees.pick(update.experts, 1), trees.pick(server.experts, 1))
+
+
+def test_the_loss_of_a_client_that_pruned_is_that_of_algorithm_2():
+    """Of experts 0, 2 and 3 that it holds it uses 0 and 2: the experts' term takes q', the gate's term all of q."""
+    config, setting = FedMixConfig(num_experts=4, prune_threshold=0.8), tiny_setting()
+    rng = torch.Generator().manual_seed(3)
+    phi, x = torch.randn(CLASSES, 4, generator=rng), torch.randn(6, FEATURES, generator=rng)
+    y, shares = torch.tensor([0, 1, 2, 2, 1, 0]), torch.tensor([0.5, 0.3, 0.2])
+    gate = {"weight": torch.randn(4, 5, generator=rng), "bias": torch.randn(4, generator=rng)}
+    experts = [setting.expert.init(k) for k in (0, 2, 3)]
+    parts = {"experts": trees.stack(experts), "posterior": phi, "gate": gate}
+    frozen = {"shares": shares, "which": torch.tensor([0, 2, 3]), "in_use": torch.tensor([True, True, False])}
+    losses_B = objective(config, setting.expert)({"mixture": parts}, frozen, Batch(x, y, {}))
+
+    q_CK = phi.softmax(-1)
+    kept_CK = q_CK * torch.tensor([1.0, 0, 1, 0])
+    kept_CK, usage_K = kept_CK / kept_CK.sum(1, keepdim=True), shares @ q_CK * torch.tensor([1.0, 0, 1, 0])
+    (scores_0, h_0), (scores_2, h_2) = (setting.expert.with_features(expert, x) for expert in experts[:2])
+    pooled = (usage_K[0] * h_0 + usage_K[2] * h_2) / usage_K.sum()
+    log_gate = (pooled @ gate["weight"].T + gate["bias"]).log_softmax(-1)
+    rows = torch.arange(6)
+    likelihood = sum(kept_CK[y, k] * s.log_softmax(-1)[rows, y] for k, s in ((0, scores_0), (2, scores_2)))
+    torch.testing.assert_close(losses_B, -likelihood - (q_CK[y] * log_gate).sum(1))
 
 
 # Specialists or an ensemble

@@ -283,6 +283,16 @@ def test_gates_leave_their_clients_only_by_the_release_and_go_to_those_without_o
         assert bool(broadcast.released) == (client not in PARTICIPANTS)
 
 
+def test_a_gate_that_was_never_trained_has_no_say(tmp_path):
+    config, setting = FedMixConfig(num_experts=2), tiny_setting(clients_per_round=1)
+    outcome = run_algorithm(fedmix(config, setting), tiny_federation(), tmp_path / "a", rounds=1, release=True)
+    (client,) = outcome.records[0].clients
+    asked = outcome.manifest["sent_by_clients"]["give gates"]["gate/weight"]["times"]
+    assert asked == len(PARTICIPANTS) and len(outcome.kept[UNSEEN].released["usage"]) == 1
+    trained = loaded(tmp_path / "a", "client", ClientState, client)
+    assert torch.equal(outcome.kept[UNSEEN].released["gate"]["weight"][0], trained.gate["weight"])
+
+
 def test_without_gates_all_experts_count_alike(tmp_path):
     config, setting, outcome = gates_given(tmp_path / "store", release=False)
     x = torch.randn(7, FEATURES, generator=torch_stream("x"))
