@@ -39,6 +39,7 @@ from fedmoe.streams import Streams, torch_stream
 from fedmoe.training.fit import shuffled
 from fedmoe.training.inference import clients_of
 from fedmoe.training.plan import TrainingPlan
+from fedmoe.vocabulary import ClientData
 
 ADAM = ServerOptimizer("adam", 0.05)
 
@@ -128,6 +129,25 @@ def test_fine_tuning_is_local_training_of_all_parts_before_evaluation(tmp_path):
     one, other = (loaded(tmp_path / name, "client", ClientState, PLAIN) for name in ("plain", "tuned"))
     assert torch.equal(one.gate["weight"], other.gate["weight"])  # rounds do not know of it
     assert torch.equal(before.gate["weight"], one.gate["weight"])  # a client that trained keeps its gate
+
+
+@pytest.mark.parametrize("way", ["stacked", "looped"])
+def test_training_images_are_augmented_in_the_rounds_and_for_the_gate(way):
+    config = FedMixConfig(num_experts=2, condition="client")
+    network = Network(lambda: mlp((1, 6, 6), CLASSES, (5,)), "expert")
+    images = examples(torch.randn(8, 1, 6, 6, generator=torch_stream("images")), torch.arange(8) % CLASSES)
+    data = ClientData(*[trees.stack([images])] * 2)
+    rng = Streams(0, "t", 1, (0,))
+    results = []
+    for augment in (None, "crop_flip"):
+        plan = replace(tiny_plan(), augment=augment)
+        setting = tiny_setting(way)._replace(expert=network, federated=plan, personal=plan)
+        sent = send_held(config, init_server(config, setting, 0), 0)
+        stacked = [trees.stack([tree]) for tree in (sent, init_client(config, setting, sent))]
+        _, (update,), _ = local_update(config, setting, *stacked, data, rng)
+        personal = personalize(config, setting, *stacked, data, rng)
+        results.append((update.experts["1.weight"], update.usage, personal.gate["weight"], personal.usage))
+    assert not any(torch.equal(plain, augmented) for plain, augmented in zip(*results, strict=True))
 
 
 # What q is conditioned on

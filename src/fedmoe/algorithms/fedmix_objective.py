@@ -195,6 +195,7 @@ def train_parts(
     groups = {"mixture": Group(parts, losses, data.train, plan.make_optimizer())} if parts else {}
     if config.condition == "client":
         groups["usage"] = own_usage(config, setting.expert, usage_SK, data.train)
+    groups = {name: group._replace(augmentation=plan.augmentation) for name, group in groups.items()}
     stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every) if stop_early else None
     return fit(groups, plan.schedule, rng, setting.way, frozen=frozen, stopping=stopping)
 

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmoe import trees
 from fedmoe.algorithms.algorithm import Setting
 from fedmoe.algorithms.fedmix_objective import (
     condition_shares,
@@ -47,8 +46,8 @@ def personalize(
         "which": shared.which, "in_use": in_use_of(config, usage_SK, shared.which),
     }  # fmt: skip
     parts = private_parts(config, shared, client)
-    fitted = fit_gate(config, setting, parts, frozen, client.usage, data, rng)
-    parts, own_SK = choose(is_new_S, fitted, (parts, client.usage))
+    for_fit = ClientData(*(part._replace(counts=part.counts * is_new_S) for part in data))  # no examples, no step
+    parts, own_SK = fit_gate(config, setting, parts, frozen, client.usage, for_fit, rng)
     experts: Tensors = {}
     if config.fine_tune_epochs:
         start = {**parts, "experts": shared.experts, **posterior_part(config, shared)}
@@ -88,19 +87,13 @@ def fit_gate(
     private = {name: part for name, part in parts.items() if name != "gate" or not config.share_gates}
     if not private and config.condition != "client":
         return parts, usage_SK
-    cached = ClientData(*(with_answers(setting.expert, frozen["experts"], one, setting.way) for one in data))
-    kept = {**{name: part for name, part in frozen.items() if name != "experts"}, **parts}
-    fitted = train_parts(
-        config, setting, private, kept, usage_SK, cached, setting.personal, rng, stop_early=True
-    ).params
-    return {**parts, **fitted.get("mixture", {})}, fitted["usage"][
-        "share"
-    ] if config.condition == "client" else usage_SK
-
-
-def choose(first_S: Tensor, one: Tree, other: Tree) -> Tree:
-    """Client by client: `one` where `first_S`, else `other`."""
-    return trees.tree_map(lambda a, b: torch.where(first_S.view(-1, *[1] * (a.dim() - 1)), a, b), one, other)
+    plan, kept = setting.personal, {**frozen, **parts}
+    if not plan.augment:  # else every batch has images that the experts have not answered yet
+        experts = kept.pop("experts")
+        data = ClientData(*(with_answers(setting.expert, experts, one, setting.way) for one in data))
+    fitted = train_parts(config, setting, private, kept, usage_SK, data, plan, rng, stop_early=True).params
+    own_SK = fitted["usage"]["share"] if config.condition == "client" else usage_SK
+    return {**parts, **fitted.get("mixture", {})}, own_SK
 
 
 def predict(
