@@ -236,6 +236,16 @@ def test_record_masks_from_a_file_opt_records_out(fedmoe, config: Path, tmp_path
     assert manifest["opted_out_clients"] == [0] and "0" not in manifest["messages_of_client"]
 
 
+def test_an_audit_shows_how_near_the_server_comes_to_the_labels(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    fedmoe("run", config)
+    outcome = fedmoe("audit", "labels", "runs/small", "--clients", "3")
+    assert outcome.code == 0
+    assert "3 clients' labels" in outcome.out and "a uniform guess" in outcome.out and "normalised" in outcome.out
+    assert (tmp_path / "runs/small/audit_labels.json").exists()
+    missing = fedmoe("audit", "labels", "runs/none")
+    assert missing.code == 2 and "runs/none holds no run" in missing.out
+
+
 def test_data_show_draws_the_split(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     outcome = fedmoe("data", "show", config, "--picture", tmp_path / "split.svg")
     assert outcome.code == 0

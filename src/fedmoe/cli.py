@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedmoe import display
+from fedmoe.audit import LABELS_FILE, audit_labels
 from fedmoe.build import build_federation
 from fedmoe.comparison import compare_events, members
 from fedmoe.config import ExperimentConfig, read_config
@@ -33,6 +34,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Data sets.\n\nExample: [bold]fedmoe data list[/bold]")
 app.add_typer(data_app, name="data")
+audit_app = typer.Typer(
+    no_args_is_help=True, help="What a run gave away.\n\nExample: [bold]fedmoe audit labels runs/digits[/bold]"
+)
+app.add_typer(audit_app, name="audit")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see the folder configs/.")]
 Changes = Annotated[
@@ -133,6 +138,22 @@ def data_show(
     if picture:
         write_atomically(picture, class_counts(built.class_counts.tolist(), list(built.class_names)).encode())
         console.print(f"Picture: [bold]{escape(str(picture))}[/bold]")
+
+
+@audit_app.command(name="labels")
+def audit_labels_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    clients: Annotated[int, typer.Option(help="How many clients to look at, drawn by the seed.", min=1)] = 100,
+) -> None:
+    """How much of each client's label distribution the server could read off its updates.
+
+    Runs one round again, from the start and from the newest checkpoint, and attacks what arrives (Reisser et al. 2021,
+    Appendix C). The run stays as it is.
+
+    Example: fedmoe audit labels runs/digits
+    """
+    console.print(display.audit_table(audit_labels(run, clients)))
+    console.print(f"Every client: [bold]{escape(str(run / LABELS_FILE))}[/bold]")
 
 
 def _read(config: Path, changes: list[str] | None, workers: int | None) -> ExperimentConfig:

@@ -187,6 +187,22 @@ def split_facts(split: Split, counts: NDArray[np.int64]) -> str:
     )
 
 
+def audit_table(found: dict[str, Any]) -> Table:
+    """How near each attack comes to the clients' label distributions."""
+    table = Table(
+        title=f"{found['algorithm']}: what the server can read of {len(found['truth'])} clients' labels",
+        caption="total variation distance to the truth; 0: read exactly",
+    )
+    table.add_column("attack", overflow="fold")
+    for column in ("round", "mean", "nearest", "farthest"):
+        table.add_column(column, justify="right")
+    guess = {"attack": "[dim]a uniform guess[/dim]", "round": "–", **found["uniform_guess"]}
+    for row in (*found["attacks"], guess):
+        numbers = (f"{row[key]:.3f}" for key in ("mean", "nearest", "farthest"))
+        table.add_row(row["attack"], str(row["round"]), *numbers)
+    return table
+
+
 def data_table(sources: Sequence[SourceStatus], folder: Path | None) -> Table:
     table = Table(title=f"Data sets{f' in {folder}' if folder else ' (set FEDMOE_DATA to the folder that holds them)'}")
     for column in ("name", "what", "train", "test", "classes", "here"):

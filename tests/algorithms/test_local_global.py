@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from builders import EMPTY, PARTICIPANTS, SILENT, UNSEEN, Outcome, run_algorithm, tiny_federation, tiny_setting
+from builders import EMPTY, PARTICIPANTS, PLAIN, SILENT, UNSEEN, Outcome, run_algorithm, tiny_federation, tiny_setting
 from fedmoe import trees
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.local_global import LocalGlobalConfig, cut, ensemble, local_global
@@ -13,6 +13,7 @@ from fedmoe.errors import ConfigError
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.models.resnet import resnet
+from fedmoe.training.plan import TrainingPlan
 
 PRIVATE, SHARED = ("1.weight", "1.bias"), ("3.weight", "3.bias")
 EXPERT = tiny_setting().expert
@@ -153,3 +154,13 @@ def test_personalising_fits_the_private_layers_on_all_records(tmp_path):
     start = EXPERT.init(0, "init", "expert")["1.weight"]
     assert not torch.equal(final[str(SILENT)], start)
     assert torch.equal(final[str(EMPTY)], start)  # nothing to learn from
+
+
+def test_personalising_keeps_the_best_copy_by_validation_loss(tmp_path):
+    """Steps this long only do harm, so who has validation data ends where the rounds left it."""
+    hasty = tiny_setting()._replace(personal=TrainingPlan(epochs=3, learning_rate=1e4, optimizer="sgd"))
+    outcome = run(tmp_path, local_global(LocalGlobalConfig(), hasty))
+    stored = outcome.private_tensors()
+    (final,) = [t for name, t in stored.items() if name.startswith(f"final of client {PLAIN} ") and "1.weight" in name]
+    own = [t for name, t in stored.items() if name.startswith(f"client of client {PLAIN} ") and "1.weight" in name]
+    assert torch.equal(final, own[-1])

@@ -276,12 +276,11 @@ class TestCatalog:
         with pytest.raises(ConfigError, match="Choose one of fedavg, local_only"):
             find("12345")
 
-    @pytest.mark.parametrize("name", CATALOG)
+    @pytest.mark.parametrize("name", [name for name, entry in CATALOG.items() if entry.rounds])
     def test_algorithms_that_claim_the_same_rounds_have_them(self, name):
-        if CATALOG[name].rounds is None:
-            assert make(name).round == ()
-            return
+        """Only the server's checkpoint is reused, so rounds that leave private state behind cannot be shared."""
         algorithm, reference = make(name), make("fedavg")
         assert [(e.name, e.update_type) for e in algorithm.round] == [(e.name, e.update_type) for e in reference.round]
         assert equal(algorithm.init_server(5), reference.init_server(5))
         assert algorithm.server_type is reference.server_type
+        assert algorithm.client_type is Nothing and algorithm.init_personal is None

@@ -158,3 +158,12 @@ def test_features_are_the_input_of_the_output_layer_for_one_client_and_for_a_coh
 def test_a_network_without_a_dense_layer_has_no_features():
     with pytest.raises(ConfigError, match=r"no nn\.Linear"):
         Network(lambda: nn.Conv2d(1, 1, 3)).with_features({}, torch.zeros(1))
+
+
+def test_the_output_bias_goes_by_its_name_in_the_network():
+    assert Network(lambda: nn.Linear(3, 2)).output_bias_name == "bias"
+    assert Network(WithTemperature).output_bias_name == "layer.bias"
+    deep = Network(lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
+    assert deep.output_bias_name == "2.bias" and deep.init(0)[deep.output_bias_name].shape == (2,)
+    with pytest.raises(ConfigError, match="'up' of the model has no bias"):
+        _ = Network(Tied).output_bias_name

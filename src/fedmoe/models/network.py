@@ -79,7 +79,7 @@ class Network:
     def _output_layer(self) -> nn.Linear:
         linear = [layer for layer in self._module.modules() if isinstance(layer, nn.Linear)]
         if not linear:
-            raise ConfigError(f"the {self.name} has no nn.Linear, so no output layer whose input a gate could read.")
+            raise ConfigError(f"the {self.name} has no nn.Linear, so no output layer. Let one give its scores.")
         return linear[-1]
 
     @property

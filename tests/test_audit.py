@@ -1,0 +1,152 @@
+"""The audit on real digits: what it finds, that it changes nothing, and what it refuses."""
+
+import json
+from collections import namedtuple
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import fedmoe
+from builders import make_expert, make_gate, read_private, tiny_config, tiny_federation
+from fedmoe.algorithms.partly_private import aggregate
+from fedmoe.audit import Reply, attacks_on, audit_labels, bias_change
+from fedmoe.config import OptOutConfig, parse_config
+from fedmoe.errors import RunError
+from fedmoe.evaluation.label_leakage import normalised_shares
+from fedmoe.experiment import Stopped, run_events
+from fedmoe.storage.rundir import RunDirectory
+from fedmoe.training.plan import TrainingPlan
+
+
+def digits(algorithm="fedavg", **changes):
+    federated = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 100, **changes}
+    return parse_config(
+        {
+            "algorithm": {"name": algorithm},
+            "split": {"num_clients": 6, "train_size": 40, "validation_size": 10, "test_size": 20, "share": 0.8},
+            "model": {"hidden": [16]},
+            "training": {"federated": federated, "local": {"epochs": 1}, "personal": {"epochs": 1}},
+            "schedule": {"rounds": 3, "clients_per_round": 3},
+            "opt_out": {"clients": [4]},
+            "engine": {"workers": 1},
+        }
+    )
+
+
+def by_attack(found, number):
+    return {reading["attack"]: reading for reading in found["attacks"] if reading["round"] == number}
+
+
+def test_one_full_step_of_a_fresh_model_nearly_gives_the_label_distribution_away(tmp_path):
+    fedmoe.run(digits(), directory=tmp_path)
+    found = audit_labels(tmp_path)
+    first, later = by_attack(found, 1), by_attack(found, 4)
+    assert first["output bias, eq. 15"]["mean"] < 0.1 < 0.4 < found["uniform_guess"]["mean"]
+    assert set(first) == set(later) == {"output bias, eq. 15", "output bias, normalised"}
+    assert json.loads((tmp_path / "audit_labels.json").read_bytes()) == found
+
+
+def test_the_truth_is_that_of_opted_in_training_records(tmp_path):
+    config = digits().model_copy(update={"opt_out": OptOutConfig(clients=(4,), record_fraction=0.5)})
+    result = fedmoe.run(config, directory=tmp_path)
+    truth = audit_labels(tmp_path)["truth"]
+    assert set(truth) == {"0", "1", "2", "3", "5"}  # 4 opted out and is not even asked
+    held = result.federation.load(0)
+    labels = held.train.y[held.train_opted_in]
+    assert 0 < len(labels) < len(held.train.y)
+    assert truth["0"] == pytest.approx((np.bincount(labels, minlength=10) / len(labels)).tolist())
+
+
+def test_adam_is_read_without_its_rate(tmp_path):
+    fedmoe.run(digits(optimizer="adam", learning_rate=1e-3, batch_size=10), directory=tmp_path)
+    found = audit_labels(tmp_path)
+    assert set(by_attack(found, 1)) == {"output bias, normalised"}
+    assert by_attack(found, 1)["output bias, normalised"]["mean"] < found["uniform_guess"]["mean"] / 2
+
+
+def contents(folder):
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent.name != "clients"}
+    return files, read_private(RunDirectory(folder).private_store)
+
+
+def test_the_run_stays_as_it_is_and_the_audit_repeats(tmp_path):
+    fedmoe.run(digits("local_global"), directory=tmp_path)
+    files, private = contents(tmp_path)
+    found = audit_labels(tmp_path)
+    (tmp_path / "audit_labels.json").unlink()
+    assert contents(tmp_path) == (files, private) and private
+    assert audit_labels(tmp_path) == found
+
+
+def test_what_is_attacked_is_what_the_server_receives(tmp_path, monkeypatch):
+    """The third round is attacked before it takes place, private states and all; then the run goes on."""
+    config = tiny_config("local_global", rounds=3)
+    own = {"federation": tiny_federation(), "expert": make_expert, "gate": make_gate}
+    asked = iter([False, False])  # before the first and the second round
+    with pytest.raises(Stopped):
+        list(run_events(config, tmp_path, **own, should_stop=lambda: next(asked, True)))
+    predicted = by_attack(audit_labels(tmp_path, **own), 3)["output bias, normalised"]["clients"]
+
+    received = []
+
+    def spy(config, server, updates):
+        received.extend((client, Reply(server, update)) for client, update in updates.items())
+        return aggregate(config, server, updates)
+
+    monkeypatch.setattr("fedmoe.algorithms.partly_private.aggregate", spy)
+    list(run_events(config, tmp_path, **own))
+    assert len(received) == 3
+    for client, reply in received:
+        expected = normalised_shares(bias_change("3.bias", reply)).tolist()
+        assert predicted[str(client)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_an_expert_mixture_reports_is_solved_for_labels_where_it_is_about_labels():
+    sent = namedtuple("Sent", "posterior")(torch.tensor([[9.0, 0.0], [0.0, 9.0]]))
+    reply = Reply(sent, namedtuple("Update", "usage")(torch.tensor([0.75, 0.25])))
+
+    def attacks(condition, objective):
+        return attacks_on(SimpleNamespace(condition=condition, objective=objective), TrainingPlan(), "bias")
+
+    read = attacks("label", "bound")["q(z|s) and phi"](reply)
+    torch.testing.assert_close(read, torch.tensor([0.75, 0.25]).double(), atol=1e-3, rtol=0)
+    assert attacks("label", "bound")["output bias, normalised"](reply) is None
+    assert "q(z|s) and phi" not in attacks("client", "bound") | attacks("label", "mixture")
+
+
+def test_of_several_experts_the_summed_step_is_read():
+    sent = namedtuple("Sent", "experts which")({"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, torch.tensor([0, 2]))
+    update = namedtuple("Update", "experts which")({"b": torch.tensor([[3.5, 4.0]])}, torch.tensor([2]))
+    assert bias_change("b", Reply(sent, update)).tolist() == [0.5, 0.0]
+    whole = update._replace(experts={"b": torch.tensor([[3.0, 5.0], [1.5, 2.0]])}, which=torch.tensor([2, 0]))
+    assert bias_change("b", Reply(sent, whole)).tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("name", ["biased_fedavg", "local_only"])
+def test_an_algorithm_that_sends_nothing_of_the_kind_is_named(name, tmp_path):
+    fedmoe.run(digits(name), directory=tmp_path)
+    with pytest.raises(RunError, match=f"{name} sends neither an output bias"):
+        audit_labels(tmp_path)
+    assert not (tmp_path / "audit_labels.json").exists()
+
+
+def test_a_folder_without_a_run_is_refused_and_left_alone(tmp_path):
+    with pytest.raises(RunError, match="holds no run"):
+        audit_labels(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_run_on_other_data_asks_for_them(tmp_path):
+    own = {"federation": tiny_federation(), "expert": make_expert, "gate": make_gate}
+    fedmoe.run(tiny_config("fedavg"), directory=tmp_path, **own)
+    with pytest.raises(RunError, match="other data than its config gives"):
+        audit_labels(tmp_path)
+    assert audit_labels(tmp_path, **own)["num_classes"] == 3
+
+
+def test_few_clients_are_drawn_by_the_seed(tmp_path):
+    fedmoe.run(digits(), directory=tmp_path)
+    assert len(audit_labels(tmp_path, 2)["truth"]) == 2
+    assert audit_labels(tmp_path, 2)["truth"] == audit_labels(tmp_path, 2)["truth"]
