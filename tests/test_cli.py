@@ -79,6 +79,18 @@ def test_a_run_prints_scores_and_writes_everything(fedmoe, config: Path, tmp_pat
     } <= written
 
 
+def test_a_newcomer_is_scored_on_the_union_where_it_is_asked_for(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("run", config, "--set", "evaluation.union=10")
+    assert outcome.code == 0 and "union" in outcome.out
+    scores = json.loads((tmp_path / "runs/small/results.json").read_bytes())["scores"]
+    assert [(s["client"], s["model"], s["examples"]) for s in scores if s["data"] == "union"] == [
+        (5, "after", 10),
+        (5, "before", 10),
+    ]
+    page = (tmp_path / "runs/small/report.html").read_text()
+    assert "Newcomer on the union" in page and "4, and 1 unseen" in page
+
+
 def test_running_again_shows_the_same_numbers(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     fedmoe("run", config)
     first = json.loads((tmp_path / "runs/small/results.json").read_bytes())

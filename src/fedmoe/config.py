@@ -94,6 +94,7 @@ class ScheduleConfig(Section):
 
 class EvaluationConfig(Section):
     clients: PositiveInt | None = None  # personalise and score this many, drawn by the seed; default: all
+    union: PositiveInt | None = None  # score a newcomer without data on up to so many of everyone's validation examples
 
 
 class EngineConfig(Section):

@@ -95,12 +95,12 @@ def score_table(results: Sequence[dict[str, Any]], title: str) -> Table:
         caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
     rows = summarise(results)
-    has_unseen = any(row["unseen"] for row in rows)
+    newcomers = [part for part in ("unseen", "union") if any(row[part] for row in rows)]
     table.add_column("method", no_wrap=True, overflow="fold")
-    for column in ("own data", "global", *(["unseen"] if has_unseen else []), "worst 10%", "spread"):
+    for column in ("own data", "global", *newcomers, "worst 10%", "spread"):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
-        cells = [_cell(row["own"]), _cell(row["global"]), *([_cell(row["unseen"])] if has_unseen else [])]
+        cells = [_cell(row[part]) for part in ("own", "global", *newcomers)]
         own = row["own"]
         table.add_row(row["title"], *cells, f"{100 * own['worst_decile']:.1f}", f"{100 * own['spread']:.1f}")
     return table
@@ -116,9 +116,12 @@ def _cell(cell: dict[str, Any] | None) -> str:
 
 def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     """The same numbers for a README: accuracy in %, before → after personalisation."""
-    lines = ["| method | own data | global | unseen | worst 10% of own |", "|---|---|---|---|---|"]
-    for row in summarise(results):
-        cells = [Text.from_markup(_cell(row[part])).plain for part in ("own", "global", "unseen")]
+    rows = summarise(results)
+    parts = ["own", "global", "unseen", *(["union"] if any(row["union"] for row in rows) else [])]
+    names = ["method", "own data", *parts[1:], "worst 10% of own"]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in rows:
+        cells = [Text.from_markup(_cell(row[part])).plain for part in parts]
         lines.append(f"| {row['title']} | {' | '.join(cells)} | {100 * row['own']['worst_decile']:.1f} |")
     return "\n".join(lines) + "\n"
 

@@ -16,6 +16,7 @@ from fedmoe.algorithms.algorithm import Algorithm, Nothing
 from fedmoe.algorithms.catalog import find
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.private_store import PrivateStore
+from fedmoe.clients.union import with_union
 from fedmoe.config import ExperimentConfig
 from fedmoe.engines.coordinator import Coordinator, RoundRecord
 from fedmoe.engines.embedded import default_workers, start
@@ -108,6 +109,8 @@ def run_events(
     with run.opened():
         built = build.Built(federation) if federation is not None else build.build_federation(config)
         federation = built.federation
+        if config.evaluation.union:
+            federation = with_union(federation, config.evaluation.union, config.seed)
         networks = build.build_networks(config.model, federation, expert, gate)
         config = _claim(config, networks, run, federation.digest)
         if built.split is not None:

@@ -39,6 +39,7 @@ from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm, Exchange
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.clients.federation import Federation, Records, examples
+from fedmoe.clients.union import with_union
 from fedmoe.engines.coordinator import Transport
 from fedmoe.errors import MessageError
 from fedmoe.training.inference import Way
@@ -283,6 +284,20 @@ def test_small_and_silent_clients_end_with_a_model(name: str, tmp_path: Path) ->
         assert {score.model for score in scores} == models | ({"after"} if algorithm.personalize else set())
         assert all(torch.tensor(score.loss).isfinite() for score in scores)
     assert {int(client) for client in outcome.manifest["messages_of_client"]} <= {*PARTICIPANTS, UNSEEN}
+
+
+@every_algorithm
+def test_a_newcomer_without_data_is_scored_on_the_union_of_validation_examples(name: str, tmp_path: Path) -> None:
+    """With nothing of its own it may need what others give away."""
+    algorithm = make(name)
+    gift = {"release": algorithm.release is not None}
+    outcome = run_algorithm(algorithm, with_union(tiny_federation(), 100, seed=0), tmp_path / "store", **gift)
+    alone = run_algorithm(algorithm, tiny_federation(), tmp_path / "alone", **gift)
+    added = [score for score in outcome.scores if score.client == UNSEEN + 1]
+    assert {score.data for score in added} == {"union", "global"} and all(score.unseen for score in added)
+    assert {score.examples for score in added if score.data == "union"} == {6}
+    assert [record.clients for record in outcome.records] == [record.clients for record in alone.records]
+    assert [score[:4] for score in outcome.scores if score.client <= UNSEEN] == [score[:4] for score in alone.scores]
 
 
 @every_algorithm_that_sends

@@ -60,6 +60,7 @@ class Federation:
     vocabulary_size: int | None = None  # of texts: how many ids there are, padding (0) included
     # What else is known of every training and validation example, in `Examples.extra`: names, and how many values.
     side_values: Mapping[str, int] = field(default_factory=dict)
+    union: ClientId | None = None  # the unseen client that is scored on everyone's validation examples, if there is one
 
     def may_send(self, client: ClientId) -> bool:
         """Whether anything may leave this client: it takes part, or it is a newcomer that is asked what it needs."""

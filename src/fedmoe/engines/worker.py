@@ -95,7 +95,8 @@ class Worker:
         models: dict[str, Tree | None] = {"before": None} if self.algorithm.round else {}
         if self.algorithm.personalize:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, clock + 1)
-        parts = {"own": self.federation.load(client).test, "global": self.federation.global_test}
+        own = "union" if client == self.federation.union else "own"
+        parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
         unseen = client >= self.federation.num_clients
         return [
             Score(

@@ -16,7 +16,7 @@ class Score(NamedTuple):
     client: int
     unseen: bool  # the client never trained with the others
     model: str  # "before" or "after" personalisation
-    data: str  # "own" or "global"
+    data: str  # "own", "global", or "union": a sample of all clients' validation examples
     accuracy: float
     loss: float  # mean negative log-likelihood
     examples: int

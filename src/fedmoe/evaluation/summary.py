@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def summarise(results: Sequence[Result]) -> list[Row]:
-    """One row per method in the order of first appearance: own, global and unseen scores."""
+    """One row per method in the order of first appearance: own, global, unseen and union scores."""
     methods: dict[str, list[Result]] = {}
     for result in results:
         methods.setdefault(result["title"], []).append(result)
@@ -26,6 +26,7 @@ def summarise(results: Sequence[Result]) -> list[Row]:
             "own": _cell(runs, data="own", unseen=False),
             "global": _cell(runs, data="global", unseen=False),
             "unseen": _cell(runs, data="own", unseen=True),
+            "union": _cell(runs, data="union", unseen=True),
         }
         for title, runs in methods.items()
     ]

@@ -19,7 +19,7 @@ def expert_load(run: Result, name: str) -> str:
     num_experts, last = len(told[0][1]), told[-1]
     frame = Frame(68, 36, svg.WIDTH - 16, 260)
     x = Scale(told[0][0], max(last[0], told[0][0] + 1), frame.left, frame.right)
-    y = Scale(0, max(max(loads) for _, loads in told), frame.bottom, frame.top)
+    y = Scale(0, max(1.5 / num_experts, *(load for _, loads in told for load in loads)), frame.bottom, frame.top)
     return svg.document(
         name,
         "Work of each expert over rounds",

@@ -64,7 +64,7 @@ def render(results: Sequence[Result], title: str, table: Sequence[Row] | None = 
 
 def _facts(results: Sequence[Result]) -> str:
     clients = {score["client"] for r in results for score in r["scores"] if not score["unseen"]}
-    unseen = {score["client"] for r in results for score in r["scores"] if score["unseen"]}
+    unseen = {s["client"] for r in results for s in r["scores"] if s["unseen"] and s["data"] == "own"}
     facts = {
         "Methods": _distinct(method.title for method in group(results)),
         "Seeds": _distinct(r["seed"] for r in results),
@@ -84,7 +84,7 @@ def _distinct(values: Iterable[object], between: str = ", ") -> str:
 def _summary(table: Sequence[Row]) -> str:
     if not table:
         return ""
-    kinds = {"own": "Own data", "global": "Global test", "unseen": "Unseen clients"}
+    kinds = {"own": "Own data", "global": "Global test", "unseen": "Unseen clients", "union": "Newcomer on the union"}
     kinds = {kind: name for kind, name in kinds.items() if any(row.get(kind) for row in table)}
     names = ["Method", *kinds.values(), "Spread", "Worst decile"]
     best = {kind: max(row[kind]["mean"] for row in table if row.get(kind)) for kind in kinds}
@@ -106,6 +106,11 @@ def _how_to_read(table: Sequence[Row]) -> str:
         "Mean over clients after personalisation where there is any; small: before → after it. "
         f"{interval} Spread: standard deviation over clients, own data. "
         "Worst decile: mean of the tenth of clients with the lowest accuracy, own data. Bold: highest mean."
+        + (
+            " Union: of all validation examples, for a client without data."
+            if any(row.get("union") for row in table)
+            else ""
+        )
     )
 
 
@@ -176,7 +181,8 @@ def _experts(methods: Sequence[Method]) -> str:
             (f"{title}: who does the work", load,
              f"Each expert's share of the clients' examples; dotted: an even share.{seed}"),
             (f"{title}: what each expert is for", shares,
-             f"The share of each expert in each row, after the last round; the darker, the more.{seed}"),
+             f"One row for each {escape((run.get('assignment') or {}).get('of', ''))}: the share of each expert after "
+             f"the last round; the darker, the more.{seed}"),
         ]  # fmt: skip
     odd = [
         element("li", escape(f"{method.title}, seed {run['seed']}, {words}"))
