@@ -108,6 +108,8 @@ def tiny_setting(way: Way = "stacked", clients_per_round: int | None = 3) -> Set
         personal=tiny_plan(3),
         clients_per_round=clients_per_round,
         way=way,
+        num_clients=UNSEEN,
+        num_classes=CLASSES,
     )
 
 

@@ -88,3 +88,37 @@ def test_half_precision_of_either_kind_survives_the_wire():
     for dtype in (torch.bfloat16, torch.float16):
         sent = Sent({"w": torch.tensor([1.5, -2.0], dtype=dtype)}, torch.zeros(()))
         assert torch.equal(wire.decode(Sent, wire.encode(sent)).model["w"], sent.model["w"])
+
+
+def test_experts_side_by_side_are_named_one_by_one():
+    named = {"which": torch.tensor([2, 0]), "experts/w": torch.arange(6.0).view(2, 3), "phi": torch.zeros(1)}
+    apart = wire.by_expert(named)
+    assert sorted(apart) == ["experts/0/w", "experts/2/w", "phi", "which"]
+    assert apart["experts/2/w"].tolist() == [0, 1, 2] and apart["experts/0/w"].tolist() == [3, 4, 5]
+
+
+def test_without_word_of_which_experts_they_are_names_stay():
+    named = {"experts/w": torch.zeros(2, 3)}
+    assert wire.by_expert(named) is named
+
+
+@pytest.mark.parametrize(
+    ("which", "experts", "words"),
+    [
+        (torch.tensor([0, 0]), torch.zeros(2), "each expert once"),
+        (torch.tensor([[0, 1]]), torch.zeros(2), "not torch.int64"),
+        (torch.tensor([0.0, 1.0]), torch.zeros(2), "not torch.int64"),
+        (torch.tensor([0, 1]), torch.zeros(3), "which names 2 experts"),
+        (torch.tensor([0, 1]), torch.zeros(()), "which names 2 experts"),
+    ],
+)
+def test_experts_that_cannot_be_told_apart_are_refused(which, experts, words):
+    with pytest.raises(MessageError, match=words):
+        wire.by_expert({"which": which, "experts/w": experts})
+
+
+def test_messages_of_a_cohort_may_differ_in_shape():
+    messages = [sent((1.0,)), sent((1.0, 2.0))]
+    assert wire.encode_rows(messages, 2) == [wire.encode(message) for message in messages]
+    with pytest.raises(MessageError, match="not declared as a message"):
+        wire.encode_rows([Private({})], 1)

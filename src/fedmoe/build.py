@@ -140,6 +140,8 @@ def build_algorithm(
         num_clients=federation.num_clients,
         num_classes=federation.num_classes,
         make_network=lambda outputs: _router(config, federation, outputs, way),
+        input_shape=federation.input_shape,
+        release=config.schedule.release,
         side_values=federation.side_values,
     )
     return find(config.algorithm.name).factory(config.algorithm.options(), setting)

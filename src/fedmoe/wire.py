@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -49,6 +50,31 @@ def decode_named(data: bytes) -> Tensors:
     except SafetensorError as error:
         raise MessageError(f"a message of {len(data)} bytes is not safetensors: {error}.") from error
     return dict(sorted(named.items()))
+
+
+def by_expert(named: Tensors) -> Tensors:
+    """Names that tell experts apart: what doors and manifests count by.
+
+    A message with several experts holds them side by side, ``experts/weight`` (H, ...), and says `which` (H,) they are.
+
+    >>> sorted(by_expert({"which": torch.tensor([0, 2]), "experts/bias": torch.zeros(2, 5), "phi": torch.zeros(3)}))
+    ['experts/0/bias', 'experts/2/bias', 'phi', 'which']
+    """
+    which = named.get("which")
+    if which is None:
+        return named
+    if which.dtype != torch.int64 or which.dim() != 1 or len(which.unique()) != len(which):
+        raise MessageError(f"which is {which.dtype} {tuple(which.shape)}, not torch.int64 (H,) with each expert once.")
+    apart: Tensors = {}
+    for name, tensor in named.items():
+        if not name.startswith("experts/"):
+            apart[name] = tensor
+            continue
+        if tensor.shape[:1] != which.shape:
+            raise MessageError(f"{name} has shape {tuple(tensor.shape)}, but which names {len(which)} experts.")
+        for number, expert in zip(which.tolist(), tensor, strict=True):
+            apart[f"experts/{number}/{name.removeprefix('experts/')}"] = expert
+    return apart
 
 
 def pack(header: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:

@@ -165,13 +165,13 @@ def test_the_manifest_counts_what_really_passed(name: str, tmp_path: Path) -> No
     up, of_client, down = Counter[str](), Counter[ClientId](), Counter[str]()
     for sent in spy.exchanged:
         for client, (update, report) in sent.messages.items():
-            up.update(update.keys() | {f"report:{name}" for name in report})
+            up.update(wire.by_expert(update).keys() | {f"report:{name}" for name in report})
             of_client[client] += sum(tensor.nbytes for tensor in (*update.values(), *report.values()))
     for header, blobs in map(wire.unpack, spy.received):
         for which in header["which"] if header["do"] == "exchange" else ():
-            down.update(wire.decode_named(blobs[which]).keys())
+            down.update(wire.by_expert(wire.decode_named(blobs[which])).keys())
     for kept in outcome.kept.values():
-        down.update(trees.to_named(kept).keys())
+        down.update(wire.by_expert(trees.to_named(kept)).keys())
 
     assert up == times(outcome.manifest["sent_by_clients"])
     assert down == times(outcome.manifest["received_by_clients"])

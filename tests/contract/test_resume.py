@@ -22,8 +22,8 @@ from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.vocabulary import ClientId
 
-WITH_STATE = ["chosen_experts", "private_expert", "pruned_experts", "local_global"]
-RELEASING = ["pruned_experts", "biased_fedavg", "local_global"]
+WITH_STATE = ["chosen_experts", "private_expert", "pruned_experts", "local_global", "fedmix"]
+RELEASING = ["pruned_experts", "biased_fedavg", "local_global", "fedmix"]
 ROUNDS = 4
 
 

@@ -1,5 +1,8 @@
+from typing import NamedTuple
+
 import pytest
 import torch
+from torch import Tensor
 
 from fedmoe.algorithms.fedavg import Broadcast, Update
 from fedmoe.engines.door import fault_in_report, fault_in_update
@@ -64,3 +67,28 @@ def test_a_bad_report_is_refused_with_the_reason(report: Tensors, reason: str) -
 
 def test_a_good_report_comes_in() -> None:
     assert fault_in_report({"loss": torch.tensor(1.0)}, ("loss",)) is None
+
+
+class Experts(NamedTuple):
+    experts: Tensors
+    which: Tensor
+
+
+HELD = Experts({"w": torch.zeros(2, 3), "b": torch.zeros(2)}, torch.tensor([1, 4]))
+
+
+def fault_in_experts(which: list[int], max_norm: float | None = None, **experts: Tensor) -> str | None:
+    update = {"which": torch.tensor(which), **{f"experts/{name}": leaf for name, leaf in experts.items()}}
+    return fault_in_update(update, HELD, HELD, max_norm)
+
+
+def test_a_client_may_keep_experts_back_but_not_parts_of_one_and_not_send_others() -> None:
+    assert fault_in_experts([1, 4], w=torch.ones(2, 3), b=torch.ones(2)) is None
+    assert fault_in_experts([4], w=torch.ones(1, 3), b=torch.ones(1)) is None
+    assert fault_in_experts([4], w=torch.ones(1, 3)) == "it lacks 'experts/4/b'"
+    assert fault_in_experts([2], w=torch.ones(1, 3), b=torch.ones(1)) == "it holds 'experts/2/b', which is not declared"
+    assert "experts/4/w is torch.float32 (5,)" in (fault_in_experts([4], w=torch.ones(1, 5), b=torch.ones(1)) or "")
+
+
+def test_the_change_of_an_expert_is_measured_against_that_expert() -> None:
+    assert "norm 2," in (fault_in_experts([4], max_norm=1.9, w=torch.ones(1, 3), b=torch.ones(1)) or "")

@@ -49,7 +49,8 @@ class Exchange(NamedTuple):
     # server, client, this client's earlier updates of the round -> Broadcast. Clients that get the same tensors share
     # one encoding.
     broadcast: Callable[[Any, ClientId, Sequence[Any]], Any]
-    # broadcast_S, client_S, opted-in data, rng -> (client_S, update_S, report_S)
+    # broadcast_S, client_S, opted-in data, rng -> (client_S, update_S, report_S); updates may be a list instead, one
+    # for each client, where they differ in shape: clients that send different experts
     local_update: Callable[[Any, Any, ClientData, Streams], tuple[Any, Any, Any]]
     # server, updates, reports and what was sent, each by client id in the order of ids -> server
     aggregate: Callable[[Any, Mapping[ClientId, Any], Mapping[ClientId, Any], Mapping[ClientId, Any]], Any]
@@ -110,6 +111,8 @@ class Setting(NamedTuple):
     way: Way
     num_clients: int = 0
     num_classes: int = 0
+    input_shape: tuple[int, ...] = ()  # of one example
+    release: bool = False  # whether clients will be asked for the private parts that an algorithm declares as a gift
     make_network: Callable[[int], Network] | None = None  # the expert's architecture with other outputs: routers
     # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.
     side_values: Mapping[str, int] = {}

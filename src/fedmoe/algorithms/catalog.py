@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from fedmoe.algorithms.algorithm import Algorithm, Setting
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
+from fedmoe.algorithms.fedmix import fedmix
+from fedmoe.algorithms.fedmix_states import FedMixConfig
 from fedmoe.algorithms.fine_tuned import fine_tuned
 from fedmoe.algorithms.local_global import LocalGlobalConfig, local_global
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
@@ -29,6 +31,7 @@ CATALOG = {
     "fine_tuned": Entry(FedAvgConfig, fine_tuned, "Fine-tuned", "fedavg"),
     "specialist_mixture": Entry(FedAvgConfig, specialist_mixture, "Specialist mixture", "fedavg"),
     "local_global_mixture": Entry(FedAvgConfig, local_global_mixture, "Local-global mixture", "fedavg"),
+    "fedmix": Entry(FedMixConfig, fedmix, "FedMix", None),
     "biased_fedavg": Entry(PartlyPrivateConfig, biased_fedavg, "Biased FedAvg", None),
     "local_global": Entry(LocalGlobalConfig, local_global, "Local/Global", None),
 }

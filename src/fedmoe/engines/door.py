@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedmoe import trees
 from fedmoe.vocabulary import Tensors, Tree
+from fedmoe.wire import by_expert
 
 
 def faults_in_updates(
@@ -34,10 +35,10 @@ def faults_in_reports(report_S: Tensors, declared: tuple[str, ...], faults: Sequ
 
 
 def _right_together(message_S: Tensors, like: Tensors, size: int) -> bool:
+    if "which" in like:  # some experts of several: a matter of each client
+        return False
     return message_S.keys() == like.keys() and all(
-        tensor.shape == (size, *like[name].shape)
-        and tensor.dtype == like[name].dtype
-        and _surely_finite(tensor)
+        tensor.shape == (size, *like[name].shape) and tensor.dtype == like[name].dtype and _surely_finite(tensor)
         for name, tensor in message_S.items()
     )
 
@@ -48,8 +49,19 @@ def _surely_finite(tensor: Tensor) -> bool:
 
 
 def fault_in_update(update: Tensors, expected: Tree, sent: Tree, max_norm: float | None) -> str | None:
-    """Why this update is refused, or None. `sent` is the broadcast that it answers."""
-    like = trees.to_named(expected)
+    """Why this update is refused, or None. `sent` is the broadcast that it answers.
+
+    An update that says `which` experts it holds may hold fewer than it was asked for: a client keeps back what it did
+    not train.
+    """
+    like = by_expert(trees.to_named(expected))
+    if "which" in like and "which" in update:
+        update = by_expert(update)
+        kept_back = set(like["which"].tolist()) - set(update["which"].tolist())
+        like = {
+            name: leaf for name, leaf in like.items() if not name.startswith(tuple(f"experts/{k}/" for k in kept_back))
+        }
+        like["which"] = update["which"]
     if strangers := sorted(set(update) - set(like)):
         return f"it holds {strangers[0]!r}, which is not declared"
     if missing := sorted(set(like) - set(update)):
@@ -59,7 +71,7 @@ def fault_in_update(update: Tensors, expected: Tree, sent: Tree, max_norm: float
             return f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {like[name].dtype} {tuple(like[name].shape)}"
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             return f"{name} holds NaN or infinity (a diverged loss: lower the learning rate)"
-    if max_norm is not None and (norm := _norm_of_change(update, trees.to_named(sent))) > max_norm:
+    if max_norm is not None and (norm := _norm_of_change(update, by_expert(trees.to_named(sent)))) > max_norm:
         return f"its change has norm {norm:.4g}, above schedule.max_update_norm={max_norm:g}"
     return None
 
@@ -84,5 +96,7 @@ def _norm_of_change(update: Tensors, sent: Tensors) -> float:
     def change(name: str, tensor: Tensor) -> Tensor:
         return (tensor - sent[name]).double().flatten()
 
-    changes = [change(n, t) for n, t in sorted(update.items()) if n in sent and t.shape == sent[n].shape]
+    changes = [
+        change(n, t) for n, t in sorted(update.items()) if n in sent and t.shape == sent[n].shape and n != "which"
+    ]
     return float(torch.cat(changes).norm()) if changes else 0.0

@@ -1,9 +1,13 @@
-"""What left the clients: which named tensors, in which exchange, how often, how many bytes, and who sent."""
+"""What left the clients: which named tensors, in which exchange, how often, how many bytes, and who sent.
+
+Experts that a message holds side by side are counted one by one.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedmoe.vocabulary import ClientId, Tensors
+from fedmoe.wire import by_expert
 
 Sent = dict[str, dict[str, int]]  # bytes by exchange and client
 
@@ -26,6 +30,10 @@ class Manifest:
         self, exchange: str, clients: Sequence[ClientId], places: Sequence[int], update_S: Tensors, report_S: Tensors
     ) -> None:
         """The messages of some clients of a group, at their places in it."""
+        if "which" in update_S and len(clients) > 1:  # they may hold different experts
+            for client, place in zip(clients, places, strict=True):
+                self.count_up(exchange, [client], [place], update_S, report_S)
+            return
         if not clients:
             return
         update, report = ({name: leaf[places[0]] for name, leaf in part.items()} for part in (update_S, report_S))
@@ -86,7 +94,7 @@ class Manifest:
     @staticmethod
     def _count(table: dict[str, dict[str, dict[str, Any]]], exchange: str, tensors: Tensors, times: int) -> None:
         rows = table.setdefault(exchange, {})
-        for name, tensor in sorted(tensors.items()):
+        for name, tensor in sorted(by_expert(tensors).items()):
             row = rows.setdefault(name, {"dtype": str(tensor.dtype).removeprefix("torch."), "times": 0, "bytes": 0})
             row["shape"] = list(tensor.shape)
             row["times"] += times

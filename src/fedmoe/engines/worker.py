@@ -58,7 +58,13 @@ class Worker:
         self._keep("client", clients, new_S, clock)
         if exchange.private_update:
             self._work_in_private(exchange, header, received, shared_S, state_S, rng)
-        return wire.pack({"groups": [clients]}, [wire.encode(update_S), wire.encode(report_S)])
+        groups, updates, reports = [clients], [update_S], [report_S]
+        if isinstance(update_S, list):  # of different shapes: each client answers for itself
+            groups = [[client] for client in clients]
+            updates = [trees.stack([update]) for update in update_S]
+            reports = [trees.stack([report]) for report in trees.unstack(report_S, len(clients))]
+        messages = [wire.encode(part) for pair in zip(updates, reports, strict=True) for part in pair]
+        return wire.pack({"groups": groups}, messages)
 
     def do_personalize(self, header: dict[str, Any], blobs: list[bytes]) -> bytes:
         clients, clock = header["clients"], header["clock"]

@@ -1,0 +1,423 @@
+"""FedMix beyond Algorithm 1: other conditions, other parts, other ways to answer; and what it refuses."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from builders import (
+    CLASSES,
+    EMPTY,
+    FEATURES,
+    PARTICIPANTS,
+    PLAIN,
+    SILENT,
+    UNSEEN,
+    run_algorithm,
+    run_spied,
+    tiny_federation,
+    tiny_plan,
+    tiny_records,
+    tiny_setting,
+    with_records,
+)
+from fedmoe import trees
+from fedmoe.aggregation.server_optimizer import ServerOptimizer
+from fedmoe.algorithms.fedmix import fedmix, init_client, init_server, local_update, send_held
+from fedmoe.algorithms.fedmix_objective import train_parts
+from fedmoe.algorithms.fedmix_personal import personalize, predict
+from fedmoe.algorithms.fedmix_release import log_average_gate, log_client_shares, log_gate_of
+from fedmoe.algorithms.fedmix_states import ClientState, FedMixConfig, PersonalState
+from fedmoe.clients.federation import examples
+from fedmoe.clients.private_store import PrivateStore
+from fedmoe.config import parse_config
+from fedmoe.errors import ConfigError, DataError
+from fedmoe.models import expert_mixture as equations
+from fedmoe.models.images import mlp
+from fedmoe.models.network import Network
+from fedmoe.streams import Streams, torch_stream
+from fedmoe.training.fit import shuffled
+from fedmoe.training.inference import clients_of
+from fedmoe.training.plan import TrainingPlan
+from fedmoe.vocabulary import ClientData
+
+ADAM = ServerOptimizer("adam", 0.05)
+
+
+def loaded(path, kind, state_type, client):
+    store = PrivateStore(path)
+    state = store.load(kind, state_type, client, 10**6)
+    store.close()
+    return state
+
+
+def on_plain(config, setting, **changes):
+    """What the plain client does in one round: its state before, then what `local_update` returns, for one client."""
+    server = init_server(config, setting, 0)._replace(**changes)
+    sent = send_held(config, server, PLAIN)
+    before = init_client(config, setting, sent)
+    data = tiny_federation().data([PLAIN], opted_in_only=True)
+    rng = Streams(0, "t", 1, (PLAIN,))
+    state_S, (update,), _ = local_update(config, setting, trees.stack([sent]), trees.stack([before]), data, rng)
+    return sent, trees.pick(state_S, 0), update
+
+
+# Parts of a client's own
+
+
+@pytest.mark.parametrize("way", ["stacked", "looped"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"personal_bias": True},
+        {"share_gates": True},
+        {"share_gates": True, "condition": "client"},
+        {"fine_tune_epochs": 2},
+        {"condition": "client", "prune_threshold": 0.9, "fine_tune_epochs": 1},
+        {"objective": "mixture", "personal_bias": True},
+        {"entropy": True, "prune_threshold": 0.9},
+    ],
+    ids=str,
+)
+def test_every_option_trains_answers_and_is_the_same_in_any_order(options, way, tmp_path):
+    algorithm = fedmix(FedMixConfig(num_experts=3, server_optimizer=ADAM, **options), tiny_setting(way))
+    can_release = algorithm.release is not None
+    outcome = run_algorithm(algorithm, tiny_federation(), tmp_path / "a", rounds=3, release=can_release)
+    again = run_algorithm(
+        algorithm, tiny_federation(), tmp_path / "b", rounds=3, release=can_release, workers=2
+    ).fingerprint()
+    assert outcome.fingerprint() == again
+    assert outcome.manifest["refused"] == []
+    assert all(torch.tensor(score.loss).isfinite() for score in outcome.scores)
+
+
+def test_a_personal_bias_is_private_and_moves_every_expert_alike():
+    config, setting = FedMixConfig(num_experts=2, personal_bias=True), tiny_setting()
+    sent, state, update = on_plain(config, setting)
+    assert state.output_bias.shape == (CLASSES,) and state.output_bias.any()
+    assert not {"output_bias", "gate"} & {name.split("/")[0] for name in trees.to_named(update)}
+    x = torch.randn(5, FEATURES, generator=torch_stream("x"))
+    sure = state._replace(output_bias=torch.tensor([0.0, 0.0, 1e4]))
+    assert predict(config, setting, sent, sure, None, x).argmax(1).tolist() == [2] * 5
+
+
+def test_shared_gates_are_sent_and_averaged_and_no_private_gate_is_left(tmp_path):
+    config = FedMixConfig(num_experts=2, share_gates=True, server_optimizer=ServerOptimizer("sgd"))
+    setting = tiny_setting(clients_per_round=None)
+    outcome, spy = run_spied(fedmix(config, setting), tiny_federation(), tmp_path / "store", rounds=1)
+    sent = {c: update for one in spy.exchanged for c, (update, _) in one.messages.items()}
+    counts = {client: update["num_examples"] for client, update in sent.items()}
+    for name in ("weight", "bias"):
+        mean = sum(counts[c] * sent[c][f"gate/{name}"] for c in PARTICIPANTS) / sum(counts.values())
+        torch.testing.assert_close(outcome.server.gate[name], mean)
+    assert outcome.server.gate["weight"].any()
+    assert loaded(tmp_path / "store", "client", ClientState, PLAIN).gate == {}
+
+
+def test_with_shared_gates_there_is_nothing_to_release():
+    assert fedmix(FedMixConfig(share_gates=True), tiny_setting()).release is None
+
+
+def test_fine_tuning_is_local_training_of_all_parts_before_evaluation(tmp_path):
+    plain, tuned = (FedMixConfig(num_experts=2, server_optimizer=ADAM, fine_tune_epochs=e) for e in (0, 2))
+    setting = tiny_setting()
+    for name, config in (("plain", plain), ("tuned", tuned)):
+        run_algorithm(fedmix(config, setting), tiny_federation(), tmp_path / name, rounds=4)
+    before, after = (loaded(tmp_path / name, "final", PersonalState, PLAIN) for name in ("plain", "tuned"))
+    assert before.experts == {} and after.experts.keys() == init_server(plain, setting, 0).experts.keys()
+    assert not torch.equal(before.gate["weight"], after.gate["weight"])
+    one, other = (loaded(tmp_path / name, "client", ClientState, PLAIN) for name in ("plain", "tuned"))
+    assert torch.equal(one.gate["weight"], other.gate["weight"])  # rounds do not know of it
+    assert torch.equal(before.gate["weight"], one.gate["weight"])  # a client that trained keeps its gate
+
+
+@pytest.mark.parametrize("way", ["stacked", "looped"])
+def test_training_images_are_augmented_in_the_rounds_and_for_the_gate(way):
+    config = FedMixConfig(num_experts=2, condition="client")
+    network = Network(lambda: mlp((1, 6, 6), CLASSES, (5,)), "expert")
+    images = examples(torch.randn(8, 1, 6, 6, generator=torch_stream("images")), torch.arange(8) % CLASSES)
+    data = ClientData(*[trees.stack([images])] * 2)
+    rng = Streams(0, "t", 1, (0,))
+    results = []
+    for augment in (None, "crop_flip"):
+        plan = replace(tiny_plan(), augment=augment)
+        setting = tiny_setting(way)._replace(expert=network, federated=plan, personal=plan)
+        sent = send_held(config, init_server(config, setting, 0), 0)
+        stacked = [trees.stack([tree]) for tree in (sent, init_client(config, setting, sent))]
+        _, (update,), _ = local_update(config, setting, *stacked, data, rng)
+        personal = personalize(config, setting, *stacked, data, rng)
+        results.append((update.experts["1.weight"], update.usage, personal.gate["weight"], personal.usage))
+    assert not any(torch.equal(plain, augmented) for plain, augmented in zip(*results, strict=True))
+
+
+# What q is conditioned on
+
+
+def with_side_information(values):
+    """The tiny federation; every training and validation example with `values(rows)` as its "angle"."""
+    changed = {
+        client: held._replace(
+            train=held.train._replace(extra=values(held.train)),
+            validation=held.validation._replace(extra=values(held.validation)),
+        )
+        for client, held in tiny_records().items()
+    }
+    return with_records(tiny_federation(), changed)
+
+
+def test_q_may_be_conditioned_on_side_information_instead_of_the_label(tmp_path):
+    """With the label itself as side information nothing changes; with another one, something does."""
+    setting = tiny_setting(clients_per_round=None)._replace(side_values={"angle": CLASSES})
+    runs = {
+        "label": ("label", tiny_federation()),
+        "same": ("angle", with_side_information(lambda rows: {"angle": rows.y})),
+        "other": ("angle", with_side_information(lambda rows: {"angle": (rows.x[:, 3] > 0).long()})),
+    }
+    posterior = {
+        name: run_algorithm(
+            fedmix(FedMixConfig(num_experts=2, condition=condition, server_optimizer=ServerOptimizer("sgd")), setting),
+            federation, tmp_path / name,
+        ).server.posterior
+        for name, (condition, federation) in runs.items()
+    }  # fmt: skip
+    assert torch.equal(posterior["label"], posterior["same"])
+    assert not torch.equal(posterior["label"], posterior["other"])
+    assert posterior["other"][2].abs().sum() < 1e-2 < posterior["other"][:2].abs().sum()  # nobody has the third value
+
+
+@pytest.mark.parametrize("way", ["stacked", "looped"])
+def test_a_clients_own_q_is_the_closed_form_with_damping(way):
+    """Eq. 13 minibatch by minibatch, at the point where all parts take their step."""
+    config = FedMixConfig(num_experts=3, condition="client", damping=0.75)
+    setting = tiny_setting(way)._replace(federated=replace(tiny_plan(), epochs=1))
+    sent, state, update = on_plain(config, setting)
+    (rows,) = clients_of(tiny_federation().data([PLAIN], opted_in_only=True).train)
+    (generator,) = Streams(0, "t", 1, (PLAIN,)).generators("batches")
+    at = next(shuffled(generator, len(rows.y), 4))
+    scores, _ = equations.expert_answers(setting.expert, sent.experts, rows.x[at])
+    likelihood_KB = scores.log_softmax(-1)[:, torch.arange(4), rows.y[at]]
+    target = likelihood_KB.mean(1).softmax(0)  # the gate is still even
+    first = 0.75 / 3 + 0.25 * target
+    torch.testing.assert_close(own_q_after_one_step(config, setting, sent), first)
+    assert not torch.allclose(state.usage, first)  # the second minibatch moved it on
+    torch.testing.assert_close(update.usage, state.usage)
+    assert float(state.usage.sum()) == pytest.approx(1, abs=1e-5)
+    assert update.posterior.shape == (0, 3)
+
+
+def own_q_after_one_step(config, setting, sent):
+    plan = TrainingPlan(batch_size=4, learning_rate=0.2, optimizer="sgd", steps=1)
+    data = tiny_federation().data([PLAIN], opted_in_only=True)
+    blank = init_client(config, setting, sent)
+    parts = {"experts": sent.experts, "gate": blank.gate}
+    frozen = {"which": sent.which, "in_use": torch.ones(3, dtype=torch.bool)}
+    stacked = [trees.stack([part]) for part in (parts, frozen, blank.usage)]
+    fitted = train_parts(config, setting, *stacked, data, plan, Streams(0, "t", 1, (PLAIN,)))
+    return fitted.params["usage"]["share"][0]
+
+
+def test_clients_with_permuted_labels_find_their_own_expert(tmp_path):
+    """Section 4.3 in small: two groups of clients whose labels mean opposite things."""
+
+    def held(client):
+        rng = torch_stream("permuted", client)
+        x = torch.randn(60, FEATURES, generator=rng)
+        y = (x[:, 0] > 0).long()
+        part = examples(x, 1 - y if client % 2 else y)
+        plain = tiny_records()[PLAIN]
+        return plain._replace(
+            train=part, validation=part, test=part, train_opted_in=torch.ones(60, dtype=torch.bool),
+            validation_opted_in=torch.ones(60, dtype=torch.bool),
+        )  # fmt: skip
+
+    federation = replace(tiny_federation(), load=held)
+    config = FedMixConfig(num_experts=2, condition="client", server_optimizer=ServerOptimizer("adam", 0.05))
+    setting = tiny_setting(clients_per_round=None)._replace(federated=replace(tiny_plan(3), batch_size=10))
+    usage = run_algorithm(fedmix(config, setting), federation, tmp_path / "store", rounds=15).server.usage
+    groups = usage[list(PARTICIPANTS)].argmax(1)
+    odd = torch.tensor([client % 2 for client in PARTICIPANTS])
+    assert (groups == odd).all() or (groups == 1 - odd).all()
+    assert usage[list(PARTICIPANTS)].max(1).values.min() > 0.9
+
+
+# Three ways to answer
+
+
+def test_a_new_client_with_labels_fits_its_gate_and_nothing_else():
+    config, setting = FedMixConfig(num_experts=2), tiny_setting()._replace(personal=TrainingPlan(200, 8, 0.1))
+    posterior = torch.tensor([[9.0, -9], [-9, 9], [-9, 9]])  # expert 0 for class 0, expert 1 for the others
+    server = init_server(config, setting, 0)._replace(posterior=posterior)
+    sent = send_held(config, server, UNSEEN)
+    data = tiny_federation().data([PLAIN], opted_in_only=False)
+    state = init_client(config, setting, sent)
+    rng = Streams(0, "personalize", 0, (UNSEEN,))
+    personal = trees.pick(personalize(config, setting, *(trees.stack([t]) for t in (sent, state)), data, rng), 0)
+    assert personal.experts == {}
+    (rows,) = clients_of(data.train)
+    torch.testing.assert_close(personal.usage, posterior.softmax(-1)[rows.y].mean(0))
+    _, features_HBF = equations.expert_answers(setting.expert, sent.experts, rows.x)
+    pooled = torch.einsum("h,hbf->bf", personal.usage, features_HBF)
+    chosen = equations.log_gate(personal.gate, pooled).argmax(1)
+    assert (chosen == (rows.y > 0)).float().mean() > 0.8
+
+
+def gates_given(path, release, **options):
+    config = FedMixConfig(num_experts=2, server_optimizer=ADAM, **options)
+    setting = tiny_setting(clients_per_round=None)
+    records = {EMPTY: tiny_records()[EMPTY], SILENT: tiny_records()[SILENT]}
+    federation = with_records(tiny_federation(), records)
+    return config, setting, run_algorithm(fedmix(config, setting), federation, path, rounds=3, release=release)
+
+
+@pytest.mark.parametrize("personal_bias", [False, True])
+def test_without_labels_the_answer_is_the_average_of_the_gates_given_away(personal_bias, tmp_path):
+    """Each gate with its own q(z|s); their answers are averaged, not their weights (Section 2.1)."""
+    config, setting, outcome = gates_given(tmp_path / "store", release=True, personal_bias=personal_bias)
+    x = torch.randn(7, FEATURES, generator=torch_stream("x"))
+    kept = outcome.kept[UNSEEN]
+    states = {c: loaded(tmp_path / "store", "client", ClientState, c) for c in PARTICIPANTS}
+    counts = {c: len(clients_of(tiny_federation().data([c], opted_in_only=True).train)[0].y) for c in PARTICIPANTS}
+    total = sum(counts.values())
+    scores, features = equations.expert_answers(setting.expert, kept.experts, x)
+    gate_BK, bias = 0, 0
+    for client, state in states.items():
+        usage_K = state.shares @ kept.posterior.softmax(-1)
+        h = usage_K[0] * features[0] + usage_K[1] * features[1]
+        gate_BK = gate_BK + counts[client] / total * (h @ state.gate["weight"].T + state.gate["bias"]).softmax(-1)
+        bias = bias + counts[client] / total * state.output_bias if personal_bias else 0
+    expected = torch.einsum("bk,kbc->bc", gate_BK, (scores + bias).softmax(-1))
+    blank = init_client(config, setting, kept)
+    torch.testing.assert_close(predict(config, setting, kept, blank, None, x).exp(), expected)
+    personal = loaded(tmp_path / "store", "final", PersonalState, EMPTY)
+    torch.testing.assert_close(predict(config, setting, outcome.kept[EMPTY], blank, personal, x).exp(), expected)
+
+
+def test_gates_leave_their_clients_only_by_the_release_and_go_to_those_without_one(tmp_path):
+    _, _, quiet = gates_given(tmp_path / "quiet", release=False)
+    _, _, given = gates_given(tmp_path / "given", release=True)
+    assert not any("gate" in name for rows in quiet.manifest["sent_by_clients"].values() for name in rows)
+    assert all(broadcast.released == {} for broadcast in quiet.kept.values())
+    rows = given.manifest["sent_by_clients"]["give gates"]
+    assert rows["gate/weight"]["times"] == len(PARTICIPANTS)
+    for client, broadcast in given.kept.items():
+        assert bool(broadcast.released) == (client not in PARTICIPANTS)
+
+
+def test_a_gate_that_was_never_trained_has_no_say(tmp_path):
+    config, setting = FedMixConfig(num_experts=2), tiny_setting(clients_per_round=1)
+    outcome = run_algorithm(fedmix(config, setting), tiny_federation(), tmp_path / "a", rounds=1, release=True)
+    (client,) = outcome.records[0].clients
+    asked = outcome.manifest["sent_by_clients"]["give gates"]["gate/weight"]["times"]
+    assert asked == len(PARTICIPANTS) and len(outcome.kept[UNSEEN].released["usage"]) == 1
+    trained = loaded(tmp_path / "a", "client", ClientState, client)
+    assert torch.equal(outcome.kept[UNSEEN].released["gate"]["weight"][0], trained.gate["weight"])
+
+
+def test_without_gates_all_experts_count_alike(tmp_path):
+    config, setting, outcome = gates_given(tmp_path / "store", release=False)
+    x = torch.randn(7, FEATURES, generator=torch_stream("x"))
+    kept = outcome.kept[UNSEEN]
+    scores, _ = equations.expert_answers(setting.expert, kept.experts, x)
+    blank = init_client(config, setting, kept)
+    torch.testing.assert_close(predict(config, setting, kept, blank, None, x).exp(), scores.softmax(-1).mean(0))
+
+
+def test_with_densities_a_newcomer_is_answered_by_the_gate_of_the_client_that_it_looks_like(tmp_path):
+    """Inputs of every client lie far from those of the others, so p(s|x) names one client (eq. 18)."""
+    plain = tiny_records()[PLAIN]
+
+    def apart(client):
+        place = 8 * torch.eye(FEATURES)[PARTICIPANTS.index(client)]
+        rows = [examples(torch.randn(40, FEATURES, generator=torch_stream(client, p)) + place, labels) for p in "tv"]
+        return plain._replace(train=rows[0], validation=rows[1], train_opted_in=every, validation_opted_in=every)
+
+    labels, every = torch.arange(40) % CLASSES, torch.ones(40, dtype=torch.bool)
+    config = FedMixConfig(num_experts=2, server_optimizer=ADAM, newcomers="density")
+    setting = tiny_setting(clients_per_round=None)._replace(release=True, input_shape=(FEATURES,))
+    algorithm = fedmix(config, setting)
+    outcome = run_algorithm(
+        algorithm,
+        with_records(tiny_federation(), {c: apart(c) for c in PARTICIPANTS}),
+        tmp_path / "store",
+        release=True,
+    )
+    assert outcome.manifest["sent_by_clients"]["give gates"]["density/log_scale"]["times"] == len(PARTICIPANTS)
+    kept = outcome.kept[UNSEEN]
+    x = apart(PLAIN).train.x
+    shares_SB = log_client_shares(setting, kept.released, x).exp()
+    assert (shares_SB.argmax(0) == PARTICIPANTS.index(PLAIN)).all()
+    torch.testing.assert_close(shares_SB.sum(0), torch.ones(len(x)))
+    _, features_KBF = equations.expert_answers(setting.expert, kept.experts, x)
+    own = log_gate_of(trees.pick(kept.released, PARTICIPANTS.index(PLAIN)), features_KBF).exp()
+    average = log_average_gate(kept.released, features_KBF, log_client_shares(setting, kept.released, x)).exp()
+    torch.testing.assert_close(average, own, atol=0.02, rtol=0)
+    assert all(torch.tensor(score.loss).isfinite() for score in outcome.scores)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_experts": 0}, "algorithm.num_experts=0"),
+        ({"prune_threshold": 1.5}, "algorithm.prune_threshold=1.5"),
+        ({"prune_threshold": -0.1}, "algorithm.prune_threshold=-0.1"),
+        ({"objective": "mixture", "prune_threshold": 0.5}, "objective='mixture' has no q"),
+        ({"objective": "mixture", "condition": "client"}, "objective='mixture' has no q"),
+        ({"condition": "client", "entropy": True}, "always keeps its entropy"),
+        ({"server_optimizer": {"name": "adagrad"}}, "server_optimizer"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_config({"algorithm": {"name": "fedmix", **options}})
+
+
+def test_gates_asked_for_while_sharing_is_off_are_refused():
+    with pytest.raises(ConfigError, match=r"newcomers='density' .* schedule.release is off"):
+        fedmix(FedMixConfig(newcomers="density"), tiny_setting()._replace(input_shape=(FEATURES,)))
+    with pytest.raises(ConfigError, match="share_gates is on"):
+        FedMixConfig(newcomers="density", share_gates=True)
+
+
+def test_side_information_that_the_data_do_not_have_is_refused():
+    with pytest.raises(ConfigError, match="condition='angle', but these data carry no such side information"):
+        fedmix(FedMixConfig(condition="angle"), tiny_setting()).init_server(0)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (lambda _rows: {}, "its examples have no 'angle'"),
+        (lambda rows: {"angle": rows.y - 1}, "angle=-1 is outside 0 … 2"),
+        (lambda rows: {"angle": rows.y + 1}, "angle=3 is outside 0 … 2"),
+    ],
+)
+def test_examples_without_side_information_are_refused(values, words, tmp_path):
+    setting = tiny_setting()._replace(side_values={"angle": 3})
+    algorithm = fedmix(FedMixConfig(condition="angle"), setting)
+    with pytest.raises(DataError, match=words):
+        run_algorithm(algorithm, with_side_information(values), tmp_path / "store")
+
+
+def test_a_label_outside_of_q_is_refused(tmp_path):
+    algorithm = fedmix(FedMixConfig(), tiny_setting()._replace(num_classes=2))
+    with pytest.raises(DataError, match="label=2 is outside 0 … 1"):
+        run_algorithm(algorithm, tiny_federation(), tmp_path / "store")
+
+
+def test_a_new_client_without_any_data_needs_gates_of_others(tmp_path):
+    nothing = {UNSEEN: tiny_records()[EMPTY]}
+    algorithm = fedmix(FedMixConfig(), tiny_setting())
+    with pytest.raises(DataError, match=r"client 6 is new and has no training examples .* schedule.release = true"):
+        run_algorithm(algorithm, with_records(tiny_federation(), nothing), tmp_path / "a")
+    outcome = run_algorithm(algorithm, with_records(tiny_federation(), nothing), tmp_path / "b", release=True)
+    assert any(score.client == UNSEEN for score in outcome.scores)
+
+
+def test_experts_that_would_start_alike_are_refused():
+    setting = tiny_setting()._replace(expert=Network(mlp((FEATURES,), CLASSES, (5,)), "expert"))
+    with pytest.raises(ConfigError, match="all 4 experts start with the same weights"):
+        init_server(FedMixConfig(), setting, 0)
+    init_server(FedMixConfig(num_experts=1), setting, 0)
