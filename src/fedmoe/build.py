@@ -26,6 +26,7 @@ from fedmoe.partition.draw import domain_transform, draw_split
 from fedmoe.partition.split import Split
 from fedmoe.training.inference import Way
 from fedmoe.training.ways import choose_way
+from fedmoe.vocabulary import ClientId
 
 
 def build_split(config: ExperimentConfig, dataset: Dataset) -> Split:
@@ -137,11 +138,18 @@ def build_algorithm(
         num_clients=federation.num_clients,
         num_classes=federation.num_classes,
         input_shape=federation.input_shape,
+        unlabelled_newcomers=_unlabelled_newcomers(federation),
         release=config.schedule.release,
         side_values=federation.side_values,
         make_network=lambda outputs: Network(lambda: _model(config.model, federation, outputs), "router"),
     )
     return find(config.algorithm.name).factory(config.algorithm.options(), setting)
+
+
+def _unlabelled_newcomers(federation: Federation) -> tuple[ClientId, ...]:
+    """By the length of their masks: nothing is read or prepared for this."""
+    unseen = range(federation.num_clients, federation.num_clients + federation.num_unseen)
+    return tuple(client for client in unseen if not len(federation.load(client).train_opted_in))
 
 
 def _require_images(config: ExperimentConfig, federation: Federation) -> None:
