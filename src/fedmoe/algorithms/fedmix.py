@@ -91,7 +91,7 @@ def refuse_unanswerable(config: FedMixConfig, setting: Setting) -> None:
     if setting.unlabelled_newcomers and not setting.release and not config.share_gates:
         raise DataError(
             f"client {setting.unlabelled_newcomers[0]} is new and has no training examples to fit its gate to, and the "
-            "gates of others are not shared. Give it labelled data, or set schedule.release = true to average their gates."
+            "gates of others are not shared. Give it labelled data, or set schedule.release = true to average them."
         )
 
 
