@@ -27,6 +27,7 @@ from fedmoe.partition.draw import domain_transform, draw_split
 from fedmoe.partition.split import Split
 from fedmoe.training.inference import Way
 from fedmoe.training.ways import choose_way
+from fedmoe.vocabulary import ClientId
 
 
 def build_split(config: ExperimentConfig, dataset: Dataset) -> Split:
@@ -141,6 +142,7 @@ def build_algorithm(
         num_classes=federation.num_classes,
         make_network=lambda outputs: _router(config, federation, outputs, way),
         input_shape=federation.input_shape,
+        unlabelled_newcomers=_unlabelled_newcomers(federation),
         release=config.schedule.release,
         side_values=federation.side_values,
     )
@@ -158,6 +160,12 @@ def _follow(way: Way, networks: Iterable[Network]) -> None:
     if way == "native":
         for network in networks:
             network.go_native()
+
+
+def _unlabelled_newcomers(federation: Federation) -> tuple[ClientId, ...]:
+    """By the length of their masks: nothing is read or prepared for this."""
+    unseen = range(federation.num_clients, federation.num_clients + federation.num_unseen)
+    return tuple(client for client in unseen if not len(federation.load(client).train_opted_in))
 
 
 def _require_images(config: ExperimentConfig, federation: Federation) -> None:

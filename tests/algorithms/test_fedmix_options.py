@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fedmoe
 from builders import (
     CLASSES,
     EMPTY,
@@ -13,8 +14,11 @@ from builders import (
     PLAIN,
     SILENT,
     UNSEEN,
+    make_expert,
+    make_gate,
     run_algorithm,
     run_spied,
+    tiny_config,
     tiny_federation,
     tiny_plan,
     tiny_records,
@@ -408,12 +412,18 @@ def test_a_label_outside_of_q_is_refused(tmp_path):
 
 
 def test_a_new_client_without_any_data_needs_gates_of_others(tmp_path):
-    nothing = {UNSEEN: tiny_records()[EMPTY]}
-    algorithm = fedmix(FedMixConfig(), tiny_setting())
+    """Said before the first round; averaged gates, or a shared one, answer it."""
+    federation = with_records(tiny_federation(), {UNSEEN: tiny_records()[EMPTY]})
+
+    def scored(name, release, **options):
+        config = tiny_config("fedmix", rounds=1, release=release)
+        choice = type(config.algorithm)(name="fedmix", **options)
+        parts = {"federation": federation, "expert": make_expert, "gate": make_gate, "directory": tmp_path / name}
+        return {score.client for score in fedmoe.run(config.model_copy(update={"algorithm": choice}), **parts).scores}
+
     with pytest.raises(DataError, match=r"client 6 is new and has no training examples .* schedule.release = true"):
-        run_algorithm(algorithm, with_records(tiny_federation(), nothing), tmp_path / "a")
-    outcome = run_algorithm(algorithm, with_records(tiny_federation(), nothing), tmp_path / "b", release=True)
-    assert any(score.client == UNSEEN for score in outcome.scores)
+        scored("refused", False)
+    assert UNSEEN in scored("released", True) & scored("shared", False, share_gates=True)
 
 
 def test_experts_that_would_start_alike_are_refused():

@@ -112,6 +112,7 @@ class Setting(NamedTuple):
     num_clients: int = 0
     num_classes: int = 0
     input_shape: tuple[int, ...] = ()  # of one example
+    unlabelled_newcomers: tuple[ClientId, ...] = ()  # unseen clients without any training example
     release: bool = False  # whether clients will be asked for the private parts that an algorithm declares as a gift
     make_network: Callable[[int], Network] | None = None  # the expert's architecture with other outputs: routers
     # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.

@@ -46,7 +46,7 @@ from fedmoe.algorithms.fedmix_states import (
     TrainingReport,
     Update,
 )
-from fedmoe.errors import ConfigError
+from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.streams import Streams
 from fedmoe.vocabulary import ClientData, ClientId, Tensors
@@ -55,6 +55,7 @@ SERVER_PATIENCE = 0.9  # the server goes on sending an expert down to this share
 
 
 def fedmix(config: FedMixConfig, setting: Setting) -> Algorithm:
+    refuse_unanswerable(config, setting)
     train = Exchange(
         name="train",
         broadcast=lambda server, client, _replies: send_held(config, server, client),
@@ -83,6 +84,15 @@ def fedmix(config: FedMixConfig, setting: Setting) -> Algorithm:
         personalize=lambda b, client, _personal, data, rng: personalize(config, setting, b, client, data, rng),
         release=None if config.share_gates else release(config, setting),
     )
+
+
+def refuse_unanswerable(config: FedMixConfig, setting: Setting) -> None:
+    """Said before the rounds, not after them."""
+    if setting.unlabelled_newcomers and not setting.release and not config.share_gates:
+        raise DataError(
+            f"client {setting.unlabelled_newcomers[0]} is new and has no training examples to fit its gate to, and the "
+            "gates of others are not shared. Give it labelled data, or set schedule.release = true to average them."
+        )
 
 
 # The server

@@ -21,7 +21,6 @@ from fedmoe.algorithms.fedmix_objective import (
 )
 from fedmoe.algorithms.fedmix_release import average_bias, log_average_gate, log_client_shares
 from fedmoe.algorithms.fedmix_states import Broadcast, ClientState, FedMixConfig, PersonalState
-from fedmoe.errors import DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.streams import Streams
 from fedmoe.vocabulary import ClientData, Tensors, Tree
@@ -35,7 +34,6 @@ def personalize(
     "MAP inference at the local objective": the paper names no prior, so it is flat, with early stopping instead.
     Then `fine_tune_epochs` of local training, if any, move all parts (appendix G).
     """
-    refuse_without_data(shared, data, rng, setting.num_clients)
     is_new_S = client.trained == 0
     own_SR = condition_shares(config, shared.posterior.shape[1], data.train, rng)
     condition_shares(config, shared.posterior.shape[1], data.validation, rng)
@@ -62,16 +60,6 @@ def personalize(
         usage=usage_of(config, parts.get("posterior", shared.posterior), shares_SR, own_SK),
         trained=client.trained + (data.train.counts > 0),
     )
-
-
-def refuse_without_data(shared: Broadcast, data: ClientData, rng: Streams, num_clients: int) -> None:
-    """A client that took no part and has no labels can only be answered with gates of others."""
-    for client, count in zip(rng.clients, data.train.counts.tolist(), strict=True):
-        if client >= num_clients and not count and not shared.released:
-            raise DataError(
-                f"client {client} is new and has no training examples to fit its gate to, and no client gave its gate "
-                "away. Give it labelled data, or set schedule.release = true to average the gates of the others."
-            )
 
 
 def fit_gate(
