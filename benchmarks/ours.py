@@ -7,13 +7,11 @@ Waits for numbers of rounds on standard input; `against_loops.py` and `against_p
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from serve import serve
-from torch import nn
 from workloads import NUM_CLASSES, WORKLOADS, Workload, client_data
 
 from fedmoe import trees
@@ -25,33 +23,29 @@ from fedmoe.algorithms.specialist_mixture import (
     specialist_mixture,
     with_general_answers,
 )
+from fedmoe.build import build_networks
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.engines.coordinator import Coordinator
 from fedmoe.engines.embedded import Forked, InProcess, default_workers, start
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.worker import Worker
 from fedmoe.experiment import COHORT_SIZE, versions
-from fedmoe.models.images import SmallCNN, mlp
-from fedmoe.models.network import Network
-from fedmoe.models.resnet import resnet
+from fedmoe.models.settings import MlpModel, ModelSection, ResNetModel, SmallCnnModel
 from fedmoe.streams import Streams
 from fedmoe.training.local import train_mixture
 from fedmoe.training.plan import TrainingPlan
 from fedmoe.training.ways import choose_way
 from fedmoe.vocabulary import ClientData
 
-MODELS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
-    "cnn": lambda shape: SmallCNN(shape, NUM_CLASSES),
-    "mixture": lambda shape: SmallCNN(shape, NUM_CLASSES),
-    "logistic": lambda shape: mlp(shape, NUM_CLASSES, ()),
-    "resnet20": lambda shape: resnet(shape, NUM_CLASSES, depth=20, groups=4),
+MODELS: dict[str, ModelSection] = {
+    "cnn": SmallCnnModel(),
+    "mixture": SmallCnnModel(),
+    "logistic": MlpModel(hidden=()),
+    "resnet20": ResNetModel(depth=20, groups=4),
 }
 
 
-def setting_of(workload: Workload) -> Setting:
-    shape = workload.input_shape
-    expert = Network(lambda: MODELS[workload.model](shape))
-    gate = expert if workload.averages else Network(lambda: SmallCNN(shape, 1))
+def setting_of(workload: Workload, federation: Federation) -> Setting:
     plan = TrainingPlan(
         workload.epochs,
         workload.batch_size,
@@ -60,8 +54,8 @@ def setting_of(workload: Workload) -> Setting:
         patience=10**6,  # nobody stops early: the work is the same for every system
         check_every=workload.check_every,
     )
-    way = choose_way([expert, gate])
-    return Setting(expert, gate, plan, plan, plan, workload.clients_per_round, way)
+    networks = build_networks(MODELS[workload.model], federation, None, None)
+    return Setting(*networks, plan, plan, plan, workload.clients_per_round, choose_way(networks))
 
 
 def algorithm_of(workload: Workload, setting: Setting) -> Algorithm:
@@ -99,9 +93,10 @@ def federation_of(workload: Workload) -> Federation:
 class Ours:
     """Rounds of the coordinator; for the mixture a round is the personalisation of all clients."""
 
-    def __init__(self, workload: Workload, setting: Setting, folder: Path) -> None:
-        self.workload, self.way = workload, setting.way
-        self.algorithm, self.federation = algorithm_of(workload, setting), federation_of(workload)
+    def __init__(self, workload: Workload, folder: Path) -> None:
+        self.workload, self.federation = workload, federation_of(workload)
+        setting = setting_of(workload, self.federation)
+        self.algorithm, self.way = algorithm_of(workload, setting), setting.way
         self.worker = Worker(self.algorithm, self.federation, folder / "private.sqlite", 0)
         self.server, self.round = self.algorithm.init_server(0), 0
 
@@ -135,7 +130,7 @@ def main() -> None:
     workload = WORKLOADS[parser.parse_args().workload]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        ours = Ours(workload, setting_of(workload), Path(folder))
+        ours = Ours(workload, Path(folder))
         with ours.start() as transport:
             about = {"way": ours.way, "workers": default_workers(), "cohort_size": COHORT_SIZE[ours.way]}
             serve(lambda rounds: ours.run(transport, rounds), **about, **versions())

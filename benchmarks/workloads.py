@@ -42,9 +42,9 @@ class Workload:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload("W1", "cnn", 100, 100, IMAGE, 5, 3, 10, "adam", 5e-5, rounds=12),
+        Workload("W1", "cnn", 100, 100, IMAGE, 5, 3, 10, "adam", 5e-5, rounds=20),
         Workload("W1b", "cnn", 100, 100, IMAGE, 50, 3, 10, "adam", 5e-5, rounds=2),
-        Workload("W2", "logistic", 1000, 60, (784,), 10, 1, 10, "sgd", 0.03, rounds=60),
+        Workload("W2", "logistic", 1000, 60, (784,), 10, 1, 10, "sgd", 0.03, rounds=100),
         Workload("W3", "mixture", 20, 100, IMAGE, 20, 20, 10, "adam", 1e-5, rounds=1, num_validation=200),
         Workload("W4", "resnet20", 10, 100, IMAGE, 10, 1, 20, "sgd", 0.1, rounds=2),
     )
