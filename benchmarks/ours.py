@@ -16,55 +16,62 @@ from workloads import NUM_CLASSES, WORKLOADS, Workload, client_data
 
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm, Setting
-from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
-from fedmoe.algorithms.specialist_mixture import (
-    PersonalState,
-    mixture_losses,
-    specialist_mixture,
-    with_general_answers,
-)
-from fedmoe.build import build_networks
+from fedmoe.algorithms.fedavg import Broadcast
+from fedmoe.algorithms.specialist_mixture import PersonalState, mixture_losses, with_general_answers
+from fedmoe.build import build_algorithm, build_networks, resolve_way
 from fedmoe.clients.federation import Federation, Records, examples
+from fedmoe.config import ExperimentConfig, parse_config
 from fedmoe.engines.coordinator import Coordinator
 from fedmoe.engines.embedded import Forked, InProcess, default_workers, start
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.worker import Worker
 from fedmoe.experiment import COHORT_SIZE, versions
-from fedmoe.models.settings import MlpModel, ModelSection, ResNetModel, SmallCnnModel
 from fedmoe.streams import Streams
+from fedmoe.training.inference import Way
 from fedmoe.training.local import train_mixture
-from fedmoe.training.plan import TrainingPlan
-from fedmoe.training.ways import choose_way
 from fedmoe.vocabulary import ClientData
 
-MODELS: dict[str, ModelSection] = {
-    "cnn": SmallCnnModel(),
-    "mixture": SmallCnnModel(),
-    "logistic": MlpModel(hidden=()),
-    "resnet20": ResNetModel(depth=20, groups=4),
+MODELS = {
+    "cnn": {"name": "small_cnn"},
+    "mixture": {"name": "small_cnn"},
+    "logistic": {"name": "mlp", "hidden": []},
+    "resnet20": {"name": "resnet", "depth": 20, "groups": 4},
 }
 
 
-def setting_of(workload: Workload, federation: Federation) -> Setting:
-    plan = TrainingPlan(
-        workload.epochs,
-        workload.batch_size,
-        workload.learning_rate,
-        workload.optimizer,
-        patience=10**6,  # nobody stops early: the work is the same for every system
-        check_every=workload.check_every,
+def config_of(workload: Workload) -> ExperimentConfig:
+    plan = {
+        "epochs": workload.epochs,
+        "batch_size": workload.batch_size,
+        "learning_rate": workload.learning_rate,
+        "optimizer": workload.optimizer,
+        "patience": 10**6,  # nobody stops early: the work is the same for every system
+        "check_every": workload.check_every,
+    }
+    name = "fedavg" if workload.averages else "specialist_mixture"
+    return parse_config(
+        {
+            "algorithm": {"name": name, "validate_every": 10**9},
+            "model": MODELS[workload.model],
+            "training": {"federated": plan, "local": plan, "personal": plan},
+            "schedule": {"clients_per_round": workload.clients_per_round},
+        }
     )
-    networks = build_networks(MODELS[workload.model], federation, None, None)
-    return Setting(*networks, plan, plan, plan, workload.clients_per_round, choose_way(networks))
 
 
-def algorithm_of(workload: Workload, setting: Setting) -> Algorithm:
-    config = FedAvgConfig(validate_every=10**9)
+def built(workload: Workload, federation: Federation) -> tuple[Algorithm, Way]:
+    """As a run builds it, in the way that the library chooses; of the mixture's personalisation the second half."""
+    config = config_of(workload)
+    networks = build_networks(config.model, federation, None, None)
+    way = resolve_way(config, networks)
+    algorithm = build_algorithm(config, federation, networks, way)
     if workload.averages:
-        return fedavg(config, setting)
-    return specialist_mixture(config, setting)._replace(
+        return algorithm, way
+    plan = config.training.personal
+    setting = Setting(*networks, plan, plan, plan, workload.clients_per_round, way)
+    return algorithm._replace(
         personalize=lambda shared, _client, _personal, data, rng: mixture_stage(setting, shared, data, rng)
-    )
+    ), way
 
 
 def mixture_stage(setting: Setting, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
@@ -95,8 +102,7 @@ class Ours:
 
     def __init__(self, workload: Workload, folder: Path) -> None:
         self.workload, self.federation = workload, federation_of(workload)
-        setting = setting_of(workload, self.federation)
-        self.algorithm, self.way = algorithm_of(workload, setting), setting.way
+        self.algorithm, self.way = built(workload, self.federation)
         self.worker = Worker(self.algorithm, self.federation, folder / "private.sqlite", 0)
         self.server, self.round = self.algorithm.init_server(0), 0
 
