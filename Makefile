@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/fedmoe compare configs/digits.toml --dir runs/demo
@@ -23,10 +23,15 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix src tests benchmarks
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/rounds.py
-	$(BIN)/python benchmarks/mixture.py
+	$(BIN)/python benchmarks/against_loops.py
 	$(BIN)/python benchmarks/population.py
 	$(BIN)/python benchmarks/overheads.py
+	$(BIN)/python benchmarks/report.py
+
+# Flower, pfl and fedjax, each in an environment of its own under .bench/ (3 GB).
+bench-peers: $(STAMP)
+	$(BIN)/python benchmarks/against_peers.py
+	$(BIN)/python benchmarks/report.py
 
 # --no-build-isolation with a pinned setuptools: an isolated build would fetch its own, unpinned.
 $(STAMP): pyproject.toml constraints.txt
@@ -36,4 +41,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) .bench runs

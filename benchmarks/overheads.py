@@ -1,9 +1,8 @@
-"""What a run costs besides training: start-up and a checkpoint.
+"""What a run costs besides training: start-up and a checkpoint. One line, also into results/speed.json.
 
 python benchmarks/overheads.py
 """
 
-import json
 import statistics
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 import torch
+from record import record
 
 from fedmoe.algorithms.fedavg import init_server
 from fedmoe.experiment import versions
@@ -48,7 +48,9 @@ def main() -> None:
         "import_fedmoe_s": seconds_to_start("import fedmoe.cli"),
         "checkpoint_of_small_cnn_ms": milliseconds_per_checkpoint(),
     }
-    print(json.dumps({**{key: round(value, 2) for key, value in line.items()}, **versions()}))
+    record(
+        "overheads", "start-up and checkpoint", {**{key: round(value, 2) for key, value in line.items()}, **versions()}
+    )
 
 
 if __name__ == "__main__":

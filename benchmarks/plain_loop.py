@@ -1,121 +1,102 @@
-"""What a careful PyTorch user writes by hand: FedAvg in a plain loop, in one process or one process per core.
+"""The yardstick: a workload in a plain PyTorch loop, in one process or in one process per core.
 
-The yardstick of `rounds.py`. It shares nothing with the library on purpose.
+    python benchmarks/plain_loop.py W1 [--processes 2] [--authors-way]
+
+Waits for numbers of rounds on standard input; `against_loops.py` asks.
 """
 
+import argparse
 import multiprocessing
 import random
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from plain_models import make_model
+from plain_training import tensors_of, train_classifier, train_mixture
+from serve import serve
 from torch import Tensor, nn
+from workloads import WORKLOADS, Workload
 
 
-@dataclass(frozen=True)
-class Workload:
-    name: str
-    num_clients: int
-    num_examples: int
-    input_shape: tuple[int, ...]
-    clients_per_round: int
-    epochs: int
-    batch_size: int
-    optimizer: str
-    learning_rate: float
-    rounds: int  # of one timed run
-
-
-def client_data(workload: Workload, client: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(client)
-    x = torch.rand(workload.num_examples, *workload.input_shape, generator=generator) - 0.5
-    return x, torch.randint(0, 10, (workload.num_examples,), generator=generator)
-
-
-class PlainClient:
+class PlainClients:
     """One model that is loaded, trained and read back for each client in turn."""
 
-    def __init__(self, workload: Workload, model: nn.Module) -> None:
-        self.workload, self.model = workload, model
-        self.data = [client_data(workload, client) for client in range(workload.num_clients)]
+    def __init__(self, workload: Workload, authors_way: bool) -> None:
+        self.workload, self.authors_way = workload, authors_way
+        self.model = make_model(workload.model)
+        self.data = [tensors_of(workload, c) for c in range(workload.num_clients)]
+        self.kept: dict[int, dict[str, Tensor]] = {}  # the mixtures of clients
 
-    def train(self, weights: Tensor, client: int) -> Tensor:
-        workload = self.workload
-        x, y = self.data[client]
-        nn.utils.vector_to_parameters(weights, self.model.parameters())
-        optimizer = self._optimizer()
-        for _ in range(workload.epochs):
-            order = torch.randperm(len(y))
-            for rows in order.split(workload.batch_size):
-                optimizer.zero_grad()
-                F.cross_entropy(self.model(x[rows]), y[rows]).backward()
-                optimizer.step()
+    @property
+    def weights(self) -> Tensor:
         return nn.utils.parameters_to_vector(self.model.parameters()).detach()
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        kind = torch.optim.Adam if self.workload.optimizer == "adam" else torch.optim.SGD
-        return kind(self.model.parameters(), lr=self.workload.learning_rate, fused=True)
+    def train(self, weights: Tensor, client: int) -> Tensor:
+        nn.utils.vector_to_parameters(weights, self.model.parameters())
+        if self.workload.averages:
+            train_classifier(self.model, self.workload, *self.data[client])
+        else:
+            self.kept[client] = train_mixture(
+                self.model, self.workload, *self.data[client], authors_way=self.authors_way
+            )
+        return self.weights
 
 
-def run_alone(workload: Workload, client: PlainClient, rounds: int) -> float:
-    """Seconds for `rounds` rounds in this process, one thread."""
-    weights = nn.utils.parameters_to_vector(client.model.parameters()).detach().clone()
-    draw = random.Random(0)
-    start = time.perf_counter()
-    for _ in range(rounds):
-        sampled = draw.sample(range(workload.num_clients), workload.clients_per_round)
-        weights = torch.stack([client.train(weights, one) for one in sampled]).mean(0)
-    return time.perf_counter() - start
+class Alone:
+    """Everything in this process."""
 
+    def __init__(self, clients: PlainClients) -> None:
+        self.clients, self.workload = clients, clients.workload
+        self.weights = clients.weights.clone()
+        self.draw = random.Random(0)
 
-class PlainPool:
-    """The same loop with one process per core: shared weights, one queue of clients."""
-
-    def __init__(self, workload: Workload, client: PlainClient, processes: int) -> None:
-        context = multiprocessing.get_context("fork")
-        self.workload = workload
-        vector = nn.utils.parameters_to_vector(client.model.parameters()).detach().clone()
-        self.weights = vector.share_memory_()
-        self.sums = torch.zeros(processes, len(vector)).share_memory_()
-        self.tasks, self.done = context.SimpleQueue(), context.SimpleQueue()
-        self.workers = [
-            context.Process(target=self._work, args=(client, rank), daemon=True) for rank in range(processes)
-        ]
-        for worker in self.workers:
-            worker.start()
-
-    def _work(self, client: PlainClient, rank: int) -> None:
-        torch.set_num_threads(1)
-        while (number := self.tasks.get()) is not None:
-            self.sums[rank] += client.train(self.weights, number)
-            self.done.put(number)
-
-    def run(self, rounds: int) -> float:
-        draw = random.Random(0)
-        start = time.perf_counter()
+    def run(self, rounds: int) -> None:
         for _ in range(rounds):
-            for one in draw.sample(range(self.workload.num_clients), self.workload.clients_per_round):
-                self.tasks.put(one)
+            total = torch.zeros_like(self.weights)
+            for client in self.draw.sample(range(self.workload.num_clients), self.workload.clients_per_round):
+                total += self.clients.train(self.weights, client)
+            self.weights = total / self.workload.clients_per_round
+
+
+class Pool:
+    """The same with one process per core: shared weights and sums, one queue of clients."""
+
+    def __init__(self, clients: PlainClients, processes: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self.workload = clients.workload
+        self.weights = clients.weights.clone().share_memory_()
+        self.sums = torch.zeros(processes, len(self.weights)).share_memory_()
+        self.tasks, self.done = context.SimpleQueue(), context.SimpleQueue()
+        self.draw = random.Random(0)
+        for rank in range(processes):
+            context.Process(target=self._work, args=(clients, rank), daemon=True).start()
+
+    def _work(self, clients: PlainClients, rank: int) -> None:
+        while True:
+            client = self.tasks.get()
+            self.sums[rank] += clients.train(self.weights, client)
+            self.done.put(client)
+
+    def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.sums.zero_()
+            for client in self.draw.sample(range(self.workload.num_clients), self.workload.clients_per_round):
+                self.tasks.put(client)
             for _ in range(self.workload.clients_per_round):
                 self.done.get()
             self.weights.copy_(self.sums.sum(0) / self.workload.clients_per_round)
-            self.sums.zero_()
-        return time.perf_counter() - start
-
-    def stop(self) -> None:
-        for _ in self.workers:
-            self.tasks.put(None)
-        for worker in self.workers:
-            worker.join()
 
 
-@contextmanager
-def plain_pool(workload: Workload, client: PlainClient, processes: int) -> Iterator[PlainPool]:
-    pool = PlainPool(workload, client, processes)
-    try:
-        yield pool
-    finally:
-        pool.stop()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--authors-way", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    clients = PlainClients(WORKLOADS[arguments.workload], arguments.authors_way)
+    loop = Alone(clients) if arguments.processes == 1 else Pool(clients, arguments.processes)
+    serve(loop.run, processes=arguments.processes, torch=torch.__version__)
+
+
+if __name__ == "__main__":
+    main()

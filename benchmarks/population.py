@@ -3,7 +3,8 @@
     python benchmarks/population.py [--rounds 30] [--largest 6]
 
 Each population is measured in a process of its own: milliseconds per round (median), milliseconds to read and write the
-private state of the 100 sampled clients when every client has one, and peak memory.
+private state of the 100 sampled clients when every client has one, and peak memory. Lines go to standard output and
+into results/speed.json.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from record import record
 from torch import Tensor
 
 from fedmoe import trees
@@ -26,7 +28,7 @@ from fedmoe.clients.lazy import generated_federation
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import parse_config
 from fedmoe.engines.coordinator import RoundRecord
-from fedmoe.experiment import run_events
+from fedmoe.experiment import run_events, versions
 
 SAMPLED = 100
 
@@ -99,7 +101,8 @@ def main() -> None:
         return
     for exponent in range(3, arguments.largest + 1):
         command = [sys.executable, __file__, "--population", str(10**exponent), "--rounds", str(arguments.rounds)]
-        subprocess.run(command, check=True)
+        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        record("population", f"10^{exponent}", {**json.loads(answer), **versions()})
 
 
 if __name__ == "__main__":

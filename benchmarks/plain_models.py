@@ -1,0 +1,55 @@
+"""The models of the workloads as a PyTorch user writes them. They share nothing with the library on purpose."""
+
+import itertools
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def make_model(kind: str, num_outputs: int = 10) -> nn.Module:
+    if kind == "logistic":
+        return nn.Linear(784, num_outputs)
+    return ResNet20(num_outputs) if kind == "resnet20" else small_cnn(num_outputs)
+
+
+def small_cnn(num_outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(),
+        nn.Linear(120, 84), nn.ReLU(),
+        nn.Linear(84, num_outputs),
+    )  # fmt: skip
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width_in: int, width: int) -> None:
+        super().__init__()
+        self.stride = 1 if width == width_in else 2
+        self.inner = nn.Sequential(
+            nn.Conv2d(width_in, width, 3, self.stride, 1, bias=False),
+            nn.GroupNorm(4, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=False),
+            nn.GroupNorm(4, width),
+        )
+        self.added = width - width_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.added)) if self.added else x
+        return F.relu(self.inner(x) + shortcut)
+
+
+class ResNet20(nn.Sequential):
+    def __init__(self, num_outputs: int) -> None:
+        widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
+        super().__init__(
+            nn.Conv2d(3, 16, 3, 1, 1, bias=False),
+            nn.GroupNorm(4, 16),
+            nn.ReLU(),
+            *(ResidualBlock(before, width) for before, width in itertools.pairwise(widths)),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(64, num_outputs),
+        )

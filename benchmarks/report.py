@@ -1,0 +1,191 @@
+"""Write docs/speed.md and docs/speed.svg from results/speed.json.
+
+python benchmarks/report.py
+"""
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from picture import Bar, Group, speed_picture
+from record import read_summary
+from targets import TARGETS, seen_for
+from turns import Line
+from workloads import TITLES
+
+DOCS = Path(__file__).parent.parent / "docs"
+PER_CORE = "one process per core"
+PEERS = ("flower", "pfl", "fedjax")
+
+HOW = """\
+Every system is a process of its own and trains the same tensors, made from the same seeds, for the same number of
+optimizer steps. Systems take turns, one at work at a time, in alternating order, after warming up; a turn gives one
+ratio against ours. Cells are the **median of the ratios (lowest to highest)**: above 1, ours is faster; within 1.2
+of 1 is no difference. Start-up and compilation are left out. The plain loop is what a careful user writes: data in
+memory, fused optimizers, one thread per process, validation in one batch; in W3 its frozen model answers for each batch
+anew. *Authors' way* is W3 as the published script does it: validation in every epoch, one image at a time, default
+Adam, one process. Flower's clients run the plain loop's training; pfl and fedjax bring their own. Memory is the peak of
+all processes of a system, shared pages counted once (PSS)."""
+
+
+def page(summary: Line) -> str:
+    loops, peers = summary.get("loops", {}), summary.get("peers", {})
+    parts = [
+        "# Speed",
+        "*Written by `benchmarks/report.py` from [`results/speed.json`](../results/speed.json): do not edit. "
+        "`make bench` and `make bench-peers` measure again.*",
+        "![Speed of each system as a multiple of a plain loop in one process per core](speed.svg)",
+        "## How it was measured",
+        HOW,
+        "\n".join(circumstances([*loops.values(), *peers.values()])),
+        "## Against plain PyTorch loops",
+        table(["workload", "ours", "against one process", f"against {PER_CORE}", "against the authors' way"],
+              loop_rows(loops)),
+        "## Against other frameworks",
+        table(["system", *TITLES], peer_rows(peers)),
+        *(f"- {key}: `{line['error'].strip().splitlines()[-1]}`" for key, line in peers.items() if "error" in line),
+        "## Against the machine",
+        table(["workload", "large matmul, one process", "large matmul, all cores", "ours", "share"], rate_rows(loops)),
+        "Rates in GFLOP/s; ours in dense-equivalent operations (39 million per step of ten images, the backward pass "
+        "counted as twice the forward), so work that is skipped because it cannot matter counts as done.",
+        "## Memory",
+        table(["workload, peak in MB", "ours", "one process", PER_CORE], memory_rows(loops)),
+        "## Targets",
+        table(["what", "wanted", "seen", "met"], target_rows(summary)),
+        *other_parts(summary),
+    ]  # fmt: skip
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def circumstances(lines: list[Line]) -> Iterator[str]:
+    measured = [line for line in lines if "systems" in line]
+    if not measured:
+        return
+    versions = {
+        f"{package} {system[package]}"
+        for line in measured
+        for system in line["systems"].values()
+        for package in ("fedmoe", "python", "torch", "flwr", "ray", "pfl", "fedjax", "jax")
+        if package in system
+    }
+    others = [line["cores_busy_with_others"] for line in measured]
+    dates = sorted(line["measured"] for line in measured)
+    turns = sorted({len(line["systems"]["ours"]["seconds"]) for line in measured})
+    yield f"- machine: {' / '.join(sorted({line['cpu'] for line in measured}))}, {measured[0]['cores']} cores"
+    yield f"- versions: {', '.join(sorted(versions))}"
+    yield f"- measured {dates[0]} to {dates[-1]} UTC, {' or '.join(map(str, turns))} turns each"
+    yield f"- cores that were busy with other work meanwhile, on average: {min(others)} to {max(others)}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) if rows else ""
+
+
+def spread(ratio: Line | None) -> str:
+    return "–" if ratio is None else f"**{ratio['median']:.2f}** ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
+
+
+def loop_rows(loops: Line) -> list[list[str]]:
+    rows = []
+    for name, line in in_order(loops):
+        own, speed = line["systems"]["ours"], line["speed_of_ours"]
+        rate = own["rounds"] / statistics.median(own["seconds"])
+        ratios = [spread(speed.get(system)) for system in ("one process", PER_CORE, "authors' way")]
+        rows.append([f"{name}: {TITLES[name]}", f"{rate:.3g} rounds/s, {own['way']}", *ratios])
+    return rows
+
+
+def peer_rows(peers: Line) -> list[list[str]]:
+    cells: dict[str, dict[str, str]] = {}
+    for key, line in peers.items():
+        for system, ratio in line.get("speed_of_ours", {}).items():
+            if system != PER_CORE:
+                cells.setdefault(system, {})[key.split()[-1]] = spread(ratio)
+    return [[f"against {system}", *(row.get(name, "–") for name in TITLES)] for system, row in sorted(cells.items())]
+
+
+def rate_rows(loops: Line) -> list[list[str]]:
+    return [
+        [name]
+        + [f"{rate[key]['median']:.1f}" for key in ("gflops_one_process", "gflops_all_cores", "gflops_ours")]
+        + [f"{rate['share_of_all_cores']['median']:.1%}"]
+        for name, line in in_order(loops)
+        if (rate := line.get("machine_rate"))
+    ]
+
+
+def memory_rows(loops: Line) -> list[list[str]]:
+    return [
+        [name, *(str(line["systems"][system]["peak_pss_mb"]) for system in ("ours", "one process", PER_CORE))]
+        for name, line in in_order(loops)
+    ]
+
+
+def target_rows(summary: Line) -> list[list[str]]:
+    rows = []
+    for target in TARGETS:
+        seen = seen_for(target, summary)
+        met = "not measured" if seen is None else "yes" if target.is_met(seen) else "no"
+        rows.append([target.what, target.wanted, "–" if seen is None else f"{seen:.2f}", met])
+    return rows
+
+
+def other_parts(summary: Line) -> list[str]:
+    population = sorted(summary.get("population", {}).values(), key=lambda line: line["clients"])
+    columns = ("clients", "ms_per_round", "ms_private_state", "peak_memory_mb")
+    parts = []
+    if population:
+        parts += [
+            "## Population",
+            "100 clients sampled per round, FedAvg, a small MLP, a checkpoint each round, one worker; private state: "
+            "reading and writing the states of the 100 sampled clients while every client has one.",
+            table(
+                ["clients", "ms per round", "ms private state", "peak memory, MB"],
+                [[f"{line[column]:,}" for column in columns] for line in population],
+            ),
+        ]
+    for line in summary.get("overheads", {}).values():
+        parts += [
+            "## Overheads",
+            f"Starting Python takes {line['start_python_s']} s, importing torch {line['import_torch_s']} s, the "
+            f"command line {line['import_fedmoe_s']} s; a checkpoint of the small CNN (fsynced) "
+            f"{line['checkpoint_of_small_cnn_ms']} ms.",
+        ]
+    return parts
+
+
+def groups(summary: Line) -> list[Group]:
+    """Bars of each workload: ours and the loops from one run, each peer from the run beside it."""
+    found = []
+    for name, line in in_order(summary.get("loops", {})):
+        bars = bars_of(line, [s for s in line["systems"] if s != PER_CORE and not s.startswith("matmul")])
+        for peer in PEERS:
+            beside = summary.get("peers", {}).get(f"{peer} {name}", {})
+            bars += bars_of(beside, [s for s in beside.get("systems", {}) if s not in ("ours", PER_CORE)])
+        found.append(Group(f"{name}: {TITLES[name]}", bars))
+    return found
+
+
+def bars_of(line: Line, systems: list[str]) -> list[Bar]:
+    def median_of(system: str) -> float:
+        plain, own = line["systems"][PER_CORE]["seconds"], line["systems"][system]["seconds"]
+        return statistics.median(a / b for a, b in zip(plain, own, strict=True))
+
+    return [
+        Bar(f"plain loop, {system}" if system.startswith("one") else system, median_of(system)) for system in systems
+    ]
+
+
+def in_order(loops: Line) -> list[tuple[str, Line]]:
+    return [(name, loops[name]) for name in TITLES if name in loops]
+
+
+def main() -> None:
+    summary = read_summary()
+    (DOCS / "speed.md").write_text(page(summary))
+    (DOCS / "speed.svg").write_text(speed_picture(groups(summary)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
