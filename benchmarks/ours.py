@@ -7,6 +7,7 @@ Waits for numbers of rounds on standard input; `against_loops.py` and `against_p
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,11 @@ from fedmoe.engines.coordinator import Coordinator
 from fedmoe.engines.embedded import Forked, InProcess, default_workers, start
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.worker import Worker
-from fedmoe.experiment import COHORT_SIZE, versions
+from fedmoe.experiment import versions
 from fedmoe.streams import Streams
 from fedmoe.training.inference import Way
 from fedmoe.training.local import train_mixture
+from fedmoe.training.ways import cohort_size
 from fedmoe.vocabulary import ClientData
 
 MODELS = {
@@ -59,19 +61,21 @@ def config_of(workload: Workload) -> ExperimentConfig:
     )
 
 
-def built(workload: Workload, federation: Federation) -> tuple[Algorithm, Way]:
+def built(workload: Workload, federation: Federation) -> tuple[Algorithm, Way, Callable[[int], int]]:
     """As a run builds it, in the way that the library chooses; of the mixture's personalisation the second half."""
     config = config_of(workload)
     networks = build_networks(config.model, federation, None, None)
     way = resolve_way(config, networks)
     algorithm = build_algorithm(config, federation, networks, way)
+    size = cohort_size(networks, way)
     if workload.averages:
-        return algorithm, way
+        return algorithm, way, size
     plan = config.training.personal
     setting = Setting(*networks, plan, plan, plan, workload.clients_per_round, way)
-    return algorithm._replace(
+    stage = algorithm._replace(
         personalize=lambda shared, _client, _personal, data, rng: mixture_stage(setting, shared, data, rng)
-    ), way
+    )
+    return stage, way, size
 
 
 def mixture_stage(setting: Setting, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
@@ -102,7 +106,7 @@ class Ours:
 
     def __init__(self, workload: Workload, folder: Path) -> None:
         self.workload, self.federation = workload, federation_of(workload)
-        self.algorithm, self.way = built(workload, self.federation)
+        self.algorithm, self.way, self.cohort_size = built(workload, self.federation)
         self.worker = Worker(self.algorithm, self.federation, folder / "private.sqlite", 0)
         self.server, self.round = self.algorithm.init_server(0), 0
 
@@ -119,7 +123,7 @@ class Ours:
                 transport,
                 seed=0,
                 rounds=10**9 + self.round,
-                cohort_size=COHORT_SIZE[self.way],
+                cohort_size=self.cohort_size,
                 manifest=Manifest(),
             )
             if self.workload.averages:
@@ -138,7 +142,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ours = Ours(workload, Path(folder))
         with ours.start() as transport:
-            about = {"way": ours.way, "workers": default_workers(), "cohort_size": COHORT_SIZE[ours.way]}
+            size = ours.cohort_size(workload.clients_per_round)
+            about = {"way": ours.way, "workers": default_workers(), "cohort_size": size}
             serve(lambda rounds: ours.run(transport, rounds), **about, **versions())
 
 
