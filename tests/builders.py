@@ -234,8 +234,8 @@ def messages_in(answer: bytes) -> dict[ClientId, tuple[Tensors, Tensors]]:
     """(update, report) by client, for the answer to an exchange."""
     header, blobs = wire.unpack(answer)
     found = {}
-    for place, group in enumerate(header["groups"]):
-        update_S, report_S = map(wire.decode_named, blobs[2 * place : 2 * place + 2])
+    for group, blob in zip(header["groups"], blobs, strict=True):
+        update_S, report_S = wire.decode_answer(blob)
         for s, client in enumerate(group):
             found[client] = ({n: t[s] for n, t in update_S.items()}, {n: t[s] for n, t in report_S.items()})
     return found
@@ -247,12 +247,13 @@ def with_updates(answer: bytes, clients: Sequence[ClientId], change: Callable[[T
     for client, (update, report) in messages_in(answer).items():
         changed = change(update) if client in clients else update
         groups.append([client])
-        blobs += [changed if isinstance(changed, bytes) else alone(changed), alone(report)]
+        blobs.append(changed if isinstance(changed, bytes) else alone(changed, report))
     return wire.pack({"groups": groups}, blobs)
 
 
-def alone(message: Tensors) -> bytes:
-    return save({name: tensor[None].contiguous() for name, tensor in message.items()})
+def alone(update: Tensors, report: Tensors) -> bytes:
+    named = {f"update/{name}": t for name, t in update.items()} | {f"report/{name}": t for name, t in report.items()}
+    return save({name: tensor[None].contiguous() for name, tensor in named.items()})
 
 
 class Spy:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 from torch import Tensor
 
 from fedmoe import trees, wire
@@ -117,8 +118,17 @@ def test_experts_that_cannot_be_told_apart_are_refused(which, experts, words):
         wire.by_expert({"which": which, "experts/w": experts})
 
 
-def test_messages_of_a_cohort_may_differ_in_shape():
-    messages = [sent((1.0,)), sent((1.0, 2.0))]
-    assert wire.encode_rows(messages, 2) == [wire.encode(message) for message in messages]
-    with pytest.raises(MessageError, match="not declared as a message"):
-        wire.encode_rows([Private({})], 1)
+def test_an_answer_is_an_update_and_a_report_and_nothing_else():
+    update, report = sent((1.0, 2.0)), sent((3.0,))
+    first, second = wire.decode_answer(wire.encode_answer(update, report))
+    assert same_tensors(first, trees.to_named(update)) and same_tensors(second, trees.to_named(report))
+    for pair in ((Private({}), report), (update, Private({}))):
+        with pytest.raises(MessageError, match="not declared as a message"):
+            wire.encode_answer(*pair)
+    for stranger in ("weights", "state/w", "update"):
+        with pytest.raises(MessageError, match=f"an answer holds '{stranger}'"):
+            wire.decode_answer(save({stranger: torch.zeros(1)}))
+
+
+def same_tensors(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -32,6 +32,24 @@ def encode(tree: Tree) -> bytes:
     return trees.to_bytes(tree)
 
 
+def encode_answer(update: Tree, report: Tree) -> bytes:
+    """An update and the report with it, as one message."""
+    _require_message(update)
+    _require_message(report)
+    return trees.to_bytes({"update": update, "report": report})
+
+
+def decode_answer(data: bytes) -> tuple[Tensors, Tensors]:
+    """The named tensors of the update and of the report."""
+    parts: dict[str, Tensors] = {"update": {}, "report": {}}
+    for name, tensor in decode_named(data).items():
+        part, _, rest = name.partition("/")
+        if part not in parts or not rest:
+            raise MessageError(f"an answer holds {name!r}, which belongs neither to the update nor to the report.")
+        parts[part][rest] = tensor
+    return parts["update"], parts["report"]
+
+
 def _require_message(tree: Tree) -> None:
     if not getattr(type(tree), "may_be_sent", False):
         raise MessageError(

@@ -16,7 +16,8 @@ from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit, shuffled
-from fedmoe.training.native_epochs import native_epochs, shuffled_batches
+from fedmoe.training.native_epochs import ends_of_batches, native_epochs
+from fedmoe.training.native_epochs import shuffled as native_shuffled
 from fedmoe.training.optimizers import Adam, Sgd
 
 SHAPE = (2, 16, 16)
@@ -118,7 +119,8 @@ def test_a_mixture_with_a_gate_that_is_sure_stays_finite_where_its_expert_can_be
 
 @pytest.mark.parametrize(("count", "batch_size", "steps"), [(7, 3, 3), (7, 3, 8), (6, 3, 1), (1, 5, 4)])
 def test_batches_are_those_of_the_other_ways(count, batch_size, steps):
-    order, ends = shuffled_batches(torch.Generator().manual_seed(3), count, batch_size, steps)
+    order = native_shuffled(torch.Generator().manual_seed(3), count, batch_size, steps)
+    ends = ends_of_batches(count, batch_size, steps)
     batches = itertools.islice(shuffled(torch.Generator().manual_seed(3), count, batch_size), steps)
     begin = [0, *ends[:-1].tolist()]
     assert [order[a:b].tolist() for a, b in zip(begin, ends.tolist(), strict=True)] == [b.tolist() for b in batches]

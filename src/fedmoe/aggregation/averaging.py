@@ -19,13 +19,13 @@ def weighted_mean(by_client: Mapping[ClientId, T], weights: Mapping[ClientId, fl
     tensor(2.)
     """
     order = sorted(by_client)
-    shares = torch.tensor([float(weights[client]) for client in order], dtype=torch.float64)
-    shares = (shares / shares.sum()).to(torch.float32)
+    weight_S = torch.tensor([float(weights[client]) for client in order], dtype=torch.float64)
+    shares = (weight_S / weight_S.sum()).tolist()
 
     def mean(*leaf: Tensor) -> Tensor:
-        total = leaf[0] * shares[0]
+        total: Tensor = leaf[0] * shares[0]
         for share, tensor in zip(shares[1:], leaf[1:], strict=True):
-            total = total + share * tensor
+            total.add_(tensor, alpha=share)
         return total
 
     return trees.tree_map(mean, *[by_client[client] for client in order])

@@ -162,13 +162,13 @@ class Coordinator:
             "round": round_number, "clock": self._clock(round_number, slot),
         }  # fmt: skip
         arrived = [
-            (group, *blobs[2 * place : 2 * place + 2])
+            (group, blob)
             for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange))
-            for place, group in enumerate(answer["groups"])
+            for group, blob in zip(answer["groups"], blobs, strict=True)
         ]
         told: dict[ClientId, Reply] = {}
-        for group, update, report in sorted(arrived):  # so that nothing depends on who answered first
-            told |= self._receive(exchange, [broadcasts[client] for client in group], group, update, report)
+        for group, blob in sorted(arrived):  # so that nothing depends on who answered first
+            told |= self._receive(exchange, [broadcasts[client] for client in group], group, blob)
         self._count_down(exchange.name, broadcasts)
         return self._sort(exchange, round_number, told, broadcasts)
 
@@ -182,11 +182,11 @@ class Coordinator:
         return [Cohort(part, [broadcasts[client] for client in part]) for part in parts]
 
     def _receive(
-        self, exchange: Exchange, sent: list[Tree], group: list[ClientId], update: bytes, report: bytes
+        self, exchange: Exchange, sent: list[Tree], group: list[ClientId], message: bytes
     ) -> dict[ClientId, Reply]:
         """The messages of clients that answered together, each with the reason why it is refused, if it is."""
         try:
-            tensors_S, numbers_S = wire.decode_named(update), wire.decode_named(report)
+            tensors_S, numbers_S = wire.decode_answer(message)
             faults = faults_in_updates(tensors_S, exchange.update_like(sent[0]), sent, self.max_update_norm)
             faults = faults_in_reports(numbers_S, exchange.report_type._fields, faults)
             if all(faults):

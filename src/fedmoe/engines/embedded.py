@@ -5,6 +5,7 @@ the system cannot fork, or for one worker, the work is done in this process. One
 kernels gain little and collapse when anything else runs.
 """
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -23,6 +24,20 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if can_fork and hasattr(os, "sched_getaffinity") else 1
 
 
+def keep_freed_memory() -> None:
+    """Ask the C library not to give large blocks back to the system after every use.
+
+    A worker needs the same again in its next step, and pages that come anew are cleared anew.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # not glibc: its own rules stand
+        return
+    trim_threshold, mmap_threshold = -1, -3
+    mallopt(mmap_threshold, 32 << 20)
+    mallopt(trim_threshold, 256 << 20)
+
+
 class InProcess:
     """One worker, in this process."""
 
@@ -32,6 +47,7 @@ class InProcess:
     def __enter__(self) -> "InProcess":
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        keep_freed_memory()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,6 +129,7 @@ def _serve(worker: Worker, pipe: Connection, inherited: Sequence[Connection]) ->
     for other in inherited:
         other.close()  # else a sibling's copy would keep our pipe open after the parent is gone
     torch.set_num_threads(1)
+    keep_freed_memory()
     while True:
         try:
             frame = pipe.recv_bytes()

@@ -63,8 +63,7 @@ class Worker:
             groups = [[client] for client in clients]
             updates = [trees.stack([update]) for update in update_S]
             reports = [trees.stack([report]) for report in trees.unstack(report_S, len(clients))]
-        messages = [wire.encode(part) for pair in zip(updates, reports, strict=True) for part in pair]
-        return wire.pack({"groups": groups}, messages)
+        return wire.pack({"groups": groups}, list(map(wire.encode_answer, updates, reports)))
 
     def do_personalize(self, header: dict[str, Any], blobs: list[bytes]) -> bytes:
         clients, clock = header["clients"], header["clock"]

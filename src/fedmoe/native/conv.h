@@ -3,6 +3,7 @@
 // Forward: vectors run over output channels, a tile of a row's pixels stays in registers. Backward: a pooled output has
 // its gradient at one pixel of its window, and ReLU cuts more, so both gradients visit only the pixels that survive.
 #pragma once
+#include <algorithm>
 #include <utility>
 #include <vector>
 #include "layer.h"
@@ -54,9 +55,77 @@ void conv_channels(const Layer& a, const float* x, int64_t row, const float* w, 
     }
 }
 
-inline void conv_example(const Layer& a, const float* x, const float* w, const float* bias, float* y) {
+#if defined(__AVX512F__)
+// Up to 8 channels fill half a vector. So two rows of pixels share one: channels of the upper row in even lanes, of the
+// lower in odd ones. `pairs` holds each float of a row beside the one `sh` rows below it; weights and bias come twice.
+template <int U>
+void conv_pair_tile(const float* pairs, int64_t row, int64_t step, const float* w, int64_t kh, int64_t run, vec bias,
+                    float* upper, float* lower) {
+  typedef double Doubles __attribute__((vector_size(64)));
+  vec acc[U];
+  for (int u = 0; u < U; u++) acc[u] = bias;
+  for (int64_t i = 0; i < kh; i++)
+    for (int64_t t = 0; t < run; t++) {
+      vec weight = load<vec>(w + (i * run + t) * 16);
+      for (int u = 0; u < U; u++) {
+        double pair;
+        memcpy(&pair, pairs + 2 * (i * row + t + u * step), sizeof pair);
+        acc[u] += (vec)(pair - Doubles{}) * weight;
+      }
+    }
+  const __m512i apart = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+  for (int u = 0; u < U; u++) {
+    vec sorted = (vec)_mm512_permutexvar_ps(apart, (__m512)acc[u]);
+    memcpy(upper + u * 8, &sorted, 32);
+    memcpy(lower + u * 8, (const float*)&sorted + 8, 32);
+  }
+}
+
+typedef void (*PairTile)(const float*, int64_t, int64_t, const float*, int64_t, int64_t, vec, float*, float*);
+
+template <int... U> PairTile pair_tile_of(int pixels, std::integer_sequence<int, U...>) {
+  static const PairTile tiles[] = {conv_pair_tile<U + 1>...};
+  return tiles[pixels - 1];
+}
+
+inline void conv_few_channels(const Layer& a, const float* x, const float* w, const float* bias, float* y,
+                              Scratch& scratch) {
+  constexpr int LARGEST = 14;
+  int64_t row = a.padded_width() * a.c, run = a.kw * a.c, step = a.sw * a.c;
+  int64_t rows = a.h + 2 * a.ph - a.sh, even = a.ch / 2 * 2;
+  float* pairs = scratch.floats(5, std::max<int64_t>(rows, 1) * row * 2);
+  float* twice = scratch.floats(6, (a.kh * run + 1) * 16);
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t t = 0; t < row; t++) {
+      pairs[2 * (r * row + t)] = x[r * row + t];
+      pairs[2 * (r * row + t) + 1] = x[(r + a.sh) * row + t];
+    }
+  for (int64_t t = 0; t < a.kh * run; t++)
+    for (int64_t o = 0; o < 16; o++) twice[t * 16 + o] = w[t * 8 + o / 2];
+  for (int64_t o = 0; o < 16; o++) twice[a.kh * run * 16 + o] = bias[o / 2];
+  vec start = load<vec>(twice + a.kh * run * 16);
+  int tiles = (a.cw + LARGEST - 1) / LARGEST, width = (a.cw + tiles - 1) / tiles;
+  for (int64_t i = 0; i < even; i += 2)
+    for (int64_t j = 0; j < a.cw; j += width) {
+      int pixels = j + width <= a.cw ? width : a.cw - j;
+      PairTile tile = pair_tile_of(pixels, std::make_integer_sequence<int, LARGEST>());
+      float* upper = y + (i * a.cw + j) * 8;
+      tile(pairs + 2 * (i * a.sh * row + j * step), row, step, twice, a.kh, run, start, upper, upper + a.cw * 8);
+    }
+  Layer last = a;  // an odd row at the end
+  last.ch = a.ch - even;
+  if (last.ch) conv_channels<Lanes<8>::type, 1, 14>(last, x + even * a.sh * row, row, w, 8, bias, y + even * a.cw * 8);
+}
+#endif
+
+inline void conv_example(const Layer& a, const float* x, const float* w, const float* bias, float* y, Scratch& scratch) {
   int64_t channels = a.padded_channels(), row = a.padded_width() * a.c, n = 0;
-  if (channels == 8) return conv_channels<Lanes<8>::type, 1, LANES == 16 ? 14 : 12>(a, x, row, w, 8, bias, y);
+#if defined(__AVX512F__)
+  if (channels == 8) return conv_few_channels(a, x, w, bias, y, scratch);
+#else
+  (void)scratch;
+  if (channels == 8) return conv_channels<Lanes<8>::type, 1, 12>(a, x, row, w, 8, bias, y);
+#endif
   for (; n + 2 * LANES <= channels; n += 2 * LANES)
     conv_channels<vec, 2, LANES == 16 ? 12 : 6>(a, x, row, w + n, channels, bias + n, y + n);
   for (; n < channels; n += LANES)
@@ -118,7 +187,7 @@ inline void conv_forward(const Layer& a, const float* weight, const float* bias,
         for (int64_t j = 0; j < a.kw; j++)
           w[(i * run + j * a.c + c) * channels + o] = weight[((o * a.c + c) * a.kh + i) * a.kw + j];
   for (int64_t n = 0; n < batch; n++) {
-    conv_example(a, with_border(a, x[n], border), w, b, y);
+    conv_example(a, with_border(a, x[n], border), w, b, y, scratch);
     if (channels == 8) pool_example<8>(a, y, out + n * out_stride, where + n * a.out_size());
     else pool_example<LANES>(a, y, out + n * out_stride, where + n * a.out_size());
   }
@@ -157,11 +226,10 @@ inline void find_all(const Layer& a, int64_t o, const float* dy, const uint8_t* 
   }
 }
 
-// g[r][v] += sum over survivors of value * x[at + r * row + v * LANES]: sums stay in registers.
+// g[r][v] += sum over survivors of value * x[at + r * row + v * LANES]: sums stay in registers. Each example is summed by
+// itself first: two short sums round less than a long one.
 template <int R, int V> void add_weight_gradient(const Survivors& s, const float* x, int64_t row, float* g, int64_t g_row) {
-  vec acc[R][V];
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) acc[r][v] = load<vec>(g + r * g_row + v * LANES);
+  vec acc[R][V] = {};
   for (int64_t k = 0; k < s.count; k++) {
     vec value = splat<vec>(s.value[k]);
     const float* q = x + s.at[k];
@@ -169,7 +237,7 @@ template <int R, int V> void add_weight_gradient(const Survivors& s, const float
       for (int v = 0; v < V; v++) acc[r][v] += value * load<vec>(q + r * row + v * LANES);
   }
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) store(g + r * g_row + v * LANES, acc[r][v]);
+    for (int v = 0; v < V; v++) store(g + r * g_row + v * LANES, load<vec>(g + r * g_row + v * LANES) + acc[r][v]);
 }
 
 // dx[at + r * row + v * LANES] += value * w[r][v]: the weights stay in registers.

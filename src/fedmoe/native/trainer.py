@@ -53,26 +53,33 @@ class Trainer:
         self._train.argtypes = [where, whole, *[where] * 5, whole, where, whole, where, where, whole, where]
         self._train.restype = ctypes.c_double
 
-    def run(
-        self,
-        images_N: Tensor,
-        y_N: Tensor,
-        given_N: Tensor | None,
-        order: Tensor,
-        ends: NDArray[np.int64],
-        flat_P: Tensor,
-        slots: Sequence[Tensor],
-        steps_before: int,
-    ) -> float:
-        """One client's steps, in place on `flat_P` and `slots`: the sum of the batches' mean losses.
+    def run(self, rows: "Rows", s: int, order: Tensor, ends: NDArray[np.int64], steps_before: int) -> float:
+        """The steps of client `s`, in place on its weights and slots: the sum of the batches' mean losses.
 
         `order` holds the rows of all batches, `ends` where each batch ends in it.
-        `given_N`: the frozen second expert's log-probability at the label of each row.
         """
-        mean, square = [*(slot.data_ptr() for slot in slots), None, None][:2]
+        images, y, given, flat, mean, square = (address and address + s * step for address, step in rows.places)
         loss: float = self._train(
-            self._nets, len(self._kernels), images_N.data_ptr(), y_N.data_ptr(),
-            given_N.data_ptr() if given_N is not None else None, order.data_ptr(), ends.ctypes.data, len(ends),
-            flat_P.data_ptr(), flat_P.numel(), mean, square, steps_before, ctypes.byref(self._optimizer),
+            self._nets, len(self._kernels), images, y, given, order.data_ptr(), ends.ctypes.data, len(ends),
+            flat, rows.num_weights, mean, square, steps_before, ctypes.byref(self._optimizer),
         )  # fmt: skip
         return loss
+
+
+class Rows:
+    """The data and weights of a cohort, client by client, where the kernels find them.
+
+    `given_SN`: the frozen second expert's log-probability at the label of each row, where there is one.
+    """
+
+    def __init__(
+        self, images_SN: Tensor, y_SN: Tensor, given_SN: Tensor | None, flat_SP: Tensor, slots: Sequence[Tensor]
+    ) -> None:
+        self._tensors = (images_SN, y_SN, given_SN, flat_SP, *slots)  # kept alive: `places` points into them
+        mean, square = [*slots, None, None][:2]
+        self.num_weights = flat_SP.shape[1]
+        # Address, and bytes from client to client.
+        self.places: list[tuple[int | None, int]] = [
+            (None, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
+            for tensor in (images_SN, y_SN, given_SN, flat_SP, mean, square)
+        ]

@@ -53,9 +53,13 @@ inline void store_first(float* p, vec v, int n) {
 }
 
 inline float sum(vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
   float total = 0;
   for (int lane = 0; lane < LANES; lane++) total += v[lane];
   return total;
+#endif
 }
 
 // A zero gradient may be skipped only where it would multiply finite numbers: 0 times infinity is NaN.

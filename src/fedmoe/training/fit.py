@@ -148,7 +148,7 @@ class _Cohort:
             if not alive:
                 break
             self.run_epoch(alive)
-            self.epochs_S[alive] += 1
+            self.epochs_S[slice(None) if len(alive) == self.size else alive] += 1  # a list costs ten times a slice
             if best and (epoch % best.every == 0 or epoch == epochs):
                 alive = best.keep(alive, self.flat, self.validation_losses(alive))
         flat = best.restore(self.flat) if best else self.flat
@@ -156,13 +156,12 @@ class _Cohort:
         return Fitted(params, self.loss_S, self.epochs_S)
 
     def run_epoch(self, alive: list[int]) -> None:
-        self.loss_S[alive] = 0
         if self.native:
-            losses = [self.native.run(s, self.steps_S[s], self.taken_S[s]) / self.steps_S[s] for s in alive]
-            self.loss_S[alive] = torch.tensor(losses)
             for s in alive:
+                self.loss_S[s] = self.native.run(s, self.steps_S[s], self.taken_S[s]) / self.steps_S[s]
                 self.taken_S[s] += self.steps_S[s]
             return
+        self.loss_S[alive] = 0
         for step in range(max(self.steps_S[s] for s in alive)):
             self.step([s for s in alive if step < self.steps_S[s]])
         self.loss_S[alive] /= torch.tensor([self.steps_S[s] for s in alive])

@@ -1,6 +1,7 @@
 """Whole epochs of the plain losses in the native kernels: no Python between a client's batches."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from fedmoe.errors import DataError
 from fedmoe.models.network import Network
-from fedmoe.native.trainer import OptimizerSettings, Trainer
+from fedmoe.native.kernel import Kernel
+from fedmoe.native.trainer import OptimizerSettings, Rows, Trainer
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.flat import Layout
@@ -25,21 +27,17 @@ class NativeEpochs(NamedTuple):
     """One group of a cohort, as the kernels read and write it."""
 
     trainer: Trainer
-    images_SN: Tensor
-    y_SN: Tensor
-    given_SN: Tensor | None
-    flat_SP: Tensor
-    slots: list[Tensor]
+    rows: Rows
     counts: list[int]
     batch_size: int
     generators: list[torch.Generator]
 
     def run(self, s: int, steps: int, steps_before: int) -> float:
         """One client's next steps: an epoch, or all steps of a schedule that counts them. The sum of their losses."""
-        order, ends = shuffled_batches(self.generators[s], self.counts[s], self.batch_size, steps)
-        given = self.given_SN[s] if self.given_SN is not None else None
-        data, own = (self.images_SN[s], self.y_SN[s], given), [slot[s] for slot in self.slots]
-        return self.trainer.run(*data, order, ends, self.flat_SP[s], own, steps_before)
+        order = shuffled(self.generators[s], self.counts[s], self.batch_size, steps)
+        return self.trainer.run(
+            self.rows, s, order, ends_of_batches(self.counts[s], self.batch_size, steps), steps_before
+        )
 
 
 def native_epochs(
@@ -60,36 +58,42 @@ def native_epochs(
     kernels = {part: network.native for part, network in networks.items() if network.native}
     first = next(iter(kernels.values()))
     _refuse_strange_labels(group.data.y, first.program.num_outputs)
-    starts = dict(zip(layouts[name].names, np.cumsum([0, *layouts[name].sizes[:-1]]).tolist(), strict=True))
-    offsets = [
-        np.array([starts[part + param] for param in kernel.program.params], dtype=np.int64)
-        for part, kernel in kernels.items()
-    ]
-    trainer = Trainer(list(kernels.values()), offsets, _settings(group.optimizer))
-    data, own = group.data, list(slots[name].values())
+    data = group.data
+    rows = Rows(first.images(data.x), data.y.contiguous(), _given(group), flat[name], list(slots[name].values()))
     return NativeEpochs(
-        trainer=trainer,
-        images_SN=first.images(data.x),
-        y_SN=data.y.contiguous(),
-        given_SN=_given(group),
-        flat_SP=flat[name],
-        slots=own,
+        trainer=_trainer(tuple(kernels.items()), layouts[name].names, tuple(layouts[name].sizes), group.optimizer),
+        rows=rows,
         counts=data.counts.tolist(),
         batch_size=batch_size,
         generators=rng.generators("batches"),
     )
 
 
-def shuffled_batches(
-    generator: torch.Generator, count: int, batch_size: int, steps: int
-) -> tuple[Tensor, NDArray[np.int64]]:
-    """The rows of `steps` batches one after another and where each ends: the batches of `fit.shuffled`."""
-    per_epoch = -(-count // batch_size)
-    epochs = -(-steps // per_epoch)
+@lru_cache(maxsize=16)
+def _trainer(
+    kernels: tuple[tuple[str, Kernel], ...], names: tuple[str, ...], sizes: tuple[int, ...], optimizer: Optimizer
+) -> Trainer:
+    starts = dict(zip(names, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
+    offsets = [
+        np.array([starts[part + param] for param in kernel.program.params], dtype=np.int64) for part, kernel in kernels
+    ]
+    return Trainer([kernel for _, kernel in kernels], offsets, _settings(optimizer))
+
+
+def shuffled(generator: torch.Generator, count: int, batch_size: int, steps: int) -> Tensor:
+    """The rows of `steps` batches one after another: the batches of `fit.shuffled`."""
+    epochs = -(-steps // -(-count // batch_size))
     orders = [torch.randperm(count, generator=generator) for _ in range(epochs)]
+    return orders[0] if epochs == 1 else torch.cat(orders)
+
+
+@lru_cache(maxsize=1024)
+def ends_of_batches(count: int, batch_size: int, steps: int) -> NDArray[np.int64]:
+    """Where each batch ends in `shuffled`."""
+    per_epoch = -(-count // batch_size)
     ends_of_epoch = np.minimum(np.arange(1, per_epoch + 1) * batch_size, count)
-    ends = (np.arange(epochs)[:, None] * count + ends_of_epoch).reshape(-1)[:steps]
-    return orders[0] if epochs == 1 else torch.cat(orders), np.ascontiguousarray(ends)
+    starts = np.arange(-(-steps // per_epoch))[:, None] * count
+    return np.ascontiguousarray((starts + ends_of_epoch).reshape(-1)[:steps])
 
 
 def _networks(group: "Group") -> dict[str, Network]:
@@ -121,8 +125,9 @@ def _settings(optimizer: Optimizer) -> OptimizerSettings:
 
 
 def _refuse_strange_labels(y_SN: Tensor, num_classes: int) -> None:
-    if y_SN.numel() and not 0 <= int(y_SN.min()) <= int(y_SN.max()) < num_classes:
+    lowest, highest = (int(label) for label in y_SN.aminmax()) if y_SN.numel() else (0, 0)
+    if lowest < 0 or highest >= num_classes:
         raise DataError(
-            f"labels reach from {int(y_SN.min())} to {int(y_SN.max())}, but the model has {num_classes} outputs. "
+            f"labels reach from {lowest} to {highest}, but the model has {num_classes} outputs. "
             "Give it as many outputs as there are classes."
         )
