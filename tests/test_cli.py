@@ -258,6 +258,47 @@ def test_an_audit_shows_how_near_the_server_comes_to_the_labels(fedmoe, config: 
     assert missing.code == 2 and "runs/none holds no run" in missing.out
 
 
+def test_explain_tells_the_way_the_reason_and_the_time(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
+    told = fedmoe("explain", config)
+    assert told.code == 0
+    for words in (
+        "native: every network is a chain",
+        "dense + relu -> 8",
+        "dense -> 10",
+        "3 of about",
+        "personalisation",
+    ):
+        assert words in told.out
+    chosen = fedmoe("explain", config, "--set", "engine.way=looped")
+    assert "looped: engine.way='looped' asks for it" in chosen.out
+    silent = fedmoe("explain", config, "--set", "algorithm.name=local_only")
+    assert "clients never talk" in silent.out
+
+
+def test_a_machine_without_a_compiler_trains_all_the_same_and_says_so_once(  # type: ignore[no-untyped-def]
+    fedmoe, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    run = fedmoe("run", config, "--dir", tmp_path / "run")
+    assert run.code == 0 and run.out.count("Training runs at PyTorch's speed") == 1
+    assert 'way = "stacked"' in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_run_that_was_begun_natively_is_not_finished_otherwise(  # type: ignore[no-untyped-def]
+    fedmoe, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fedmoe("run", config, "--dir", tmp_path / "run").code == 0
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    again = fedmoe("run", config, "--dir", tmp_path / "run")
+    assert again.code == 2 and "a run must end the way it began" in again.out
+
+
+def test_a_config_that_no_algorithm_takes_leaves_no_folder_claimed(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    refused = fedmoe("run", config, "--dir", tmp_path / "run", "--set", "training.federated.augment=crop_flip")
+    assert refused.code == 2 and "changes images" in refused.out
+    assert fedmoe("run", config, "--dir", tmp_path / "run").code == 0
+
+
 def test_data_show_draws_the_split(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     outcome = fedmoe("data", "show", config, "--picture", tmp_path / "split.svg")
     assert outcome.code == 0

@@ -111,15 +111,19 @@ def run_events(
         if config.evaluation.union:
             federation = with_union(federation, config.evaluation.union, config.seed)
         networks = build.build_networks(config.model, federation, expert, gate)
+        # Built before the folder is claimed too: a config that is refused leaves nothing behind.
+        build.build_algorithm(config, federation, networks, build.resolve_way(config, networks))
         asked, config = config, _claim(config, networks, run, federation.digest)
         if built.split is not None:
             built.split.save(run.split)
         way = build.resolve_way(config, networks)
         algorithm = build.build_algorithm(config, federation, networks, way)
         missing = missing_kernels(networks, way) if asked.engine.way == "auto" else None
+        nothing = config.schedule.release and not algorithm.release
+        notes = [missing, f"{config.algorithm.name} has nothing to release" if nothing else None]
         yield from _Run(config, run, federation, algorithm, cohort_size(networks, way), should_stop).events(
             {**_shown(built), "way": way, "command": command, "model_weights": networks[0].num_weights},
-            [missing] if missing else [],
+            [note for note in notes if note],
         )
 
 
@@ -159,7 +163,7 @@ class _Run:
                 history.append(self._record(record))
                 self._checkpoint(coordinator, server, record)
                 yield record
-            if self.config.schedule.release:
+            if self.config.schedule.release and self.algorithm.release:
                 server = coordinator.collect_release(server)
             kept = coordinator.deliver(server, self._scored_clients())
             yield from self._personalize(coordinator, kept)

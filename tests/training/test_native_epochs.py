@@ -171,6 +171,15 @@ def test_native_features_are_the_input_of_the_output_layer():
         torch.testing.assert_close(one, other)
 
 
+def test_a_single_layer_has_its_input_for_features():
+    network = Network(lambda: nn.Linear(4, 2), input_shape=(4,))
+    network.go_native()
+    x = torch.randn(3, 4)
+    scores, features = network.with_features(network.init(0), x)
+    assert torch.equal(features, x)
+    torch.testing.assert_close(scores, network(network.init(0), x))
+
+
 def test_a_network_says_what_keeps_it_from_the_kernels():
     assert make_network(native=False).obstacle is None
     assert "shape of its inputs" in Network(lambda: nn.Linear(4, 2)).obstacle

@@ -161,14 +161,10 @@ class Coordinator:
             "do": "exchange", "phase": phase, "index": index,
             "round": round_number, "clock": self._clock(round_number, slot),
         }  # fmt: skip
-        arrived = [
-            (group, blob)
-            for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange))
-            for group, blob in zip(answer["groups"], blobs, strict=True)
-        ]
         told: dict[ClientId, Reply] = {}
-        for group, blob in sorted(arrived):  # so that nothing depends on who answered first
-            told |= self._receive(exchange, [broadcasts[client] for client in group], group, blob)
+        for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange)):
+            for group, blob in zip(answer["groups"], blobs, strict=True):
+                told |= self._receive(exchange, [broadcasts[client] for client in group], group, blob)
         self._count_down(exchange.name, broadcasts)
         return self._sort(exchange, round_number, told, broadcasts)
 

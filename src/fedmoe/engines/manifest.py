@@ -68,13 +68,14 @@ class Manifest:
         self.refused.append({"round": round_number, "exchange": exchange, "client": client, "reason": reason})
 
     def for_checkpoint(self) -> dict[str, Any]:
-        return {"sent_by_clients": self.sent, "received_by_clients": self.received, "refused": self.refused}
+        sent, received = _by_name(self.sent), _by_name(self.received)
+        return {"sent_by_clients": sent, "received_by_clients": received, "refused": self.refused}
 
     def as_dict(self, silent: Iterable[ClientId] = ()) -> dict[str, Any]:
         """`silent` are the clients that opted out: named, so that the manifest can be checked against them."""
         return {
-            "sent_by_clients": self.sent,
-            "received_by_clients": self.received,
+            "sent_by_clients": _by_name(self.sent),
+            "received_by_clients": _by_name(self.received),
             "messages_of_client": {key: self.clients[key] for key in sorted(self.clients, key=int)},
             "opted_out_clients": [int(client) for client in silent],
             "refused": self.refused,
@@ -96,6 +97,11 @@ class Manifest:
         rows = table.setdefault(exchange, {})
         for name, tensor in sorted(by_expert(tensors).items()):
             row = rows.setdefault(name, {"dtype": str(tensor.dtype).removeprefix("torch."), "times": 0, "bytes": 0})
-            row["shape"] = list(tensor.shape)
+            row["shape"] = max(row.get("shape", []), list(tensor.shape))  # whoever comes last
             row["times"] += times
             row["bytes"] += tensor.nbytes * times
+
+
+def _by_name(table: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """In an order that does not tell who answered first."""
+    return {exchange: dict(sorted(rows.items())) for exchange, rows in table.items()}

@@ -1,5 +1,6 @@
 """Any `nn.Module` as a pure function of its parameters."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from functools import cached_property
@@ -54,12 +55,15 @@ class Network:
         self._installed: Tensors | None = None
         self._output_input: list[Tensor] | None = None
         self.native: Kernel | None = None
-        self._body: Kernel | None = None
+        self._body: Kernel | None = None  # the kernels up to the output layer's input
         self._output_names: tuple[str, str | None] = ("", None)
 
     def __call__(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
         if self.native:
             return self.native([params[name] for name in self.native.program.params], x)
+        return self._ask_module(params, x, training=training)
+
+    def _ask_module(self, params: Tensors, x: Tensor, *, training: bool) -> Tensor:
         if params is not self._installed:
             self._install(params)
         if self._module.training != training:
@@ -70,6 +74,9 @@ class Network:
     def go_native(self) -> None:
         """From now on the native kernels answer."""
         self.native = self._kernel()
+        with contextlib.suppress(Unsupported):  # a single layer has no features but its input: the module tells
+            program, self._output_names = without_output(self.native.program)
+            self._body = Kernel(program, [tuple(self._start[name].shape) for name in program.params])
 
     @cached_property
     def obstacle(self) -> str | None:
@@ -112,28 +119,18 @@ class Network:
 
     def with_features(self, params: Tensors, x: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:
         """Scores, and the input of the output layer (B, F): what gates on an expert's own features read."""
-        if self._native_body:
-            features = self._native_body([params[name] for name in self._native_body.program.params], x)
+        if self._body:
+            features = self._body([params[name] for name in self._body.program.params], x)
             weight, bias = self._output_names
             return F.linear(features, params[weight], params[bias] if bias else None), features
         if self._output_input is None:
             self._output_input = _listen(self._output_layer)
-        scores = self(params, x, training=training)
+        scores = self._ask_module(params, x, training=training)
         return scores, self._output_input.pop()
 
     @property
     def num_features(self) -> int:
         return self._output_layer.in_features
-
-    @property
-    def _native_body(self) -> Kernel | None:
-        """The kernels up to the output layer's input."""
-        if self.native is None:
-            return None
-        if self._body is None:
-            program, self._output_names = without_output(self.native.program)
-            self._body = Kernel(program, [tuple(self._start[name].shape) for name in program.params])
-        return self._body
 
     @property
     def _output_layer(self) -> nn.Linear:

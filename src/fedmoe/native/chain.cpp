@@ -266,6 +266,13 @@ using namespace fedmoe;
 
 extern "C" {
 
+// Images (count, channels, pixels) -> (count, pixels, channels).
+void fedmoe_channels_last(const float* x, float* images, int64_t count, int64_t channels, int64_t pixels) {
+  for (int64_t n = 0; n < count; n++, x += channels * pixels, images += channels * pixels)
+    for (int64_t p = 0; p < pixels; p++)
+      for (int64_t c = 0; c < channels; c++) images[p * channels + c] = x[c * pixels + p];
+}
+
 int64_t fedmoe_tape_size(const Layer* layers, int64_t count, int64_t batch) { return Tape::size(layers, count, batch); }
 
 // For each item its examples x[item] (batch, in_size), parameters params[item * num_params + j] and scores (batch, outputs).

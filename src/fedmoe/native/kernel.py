@@ -38,6 +38,8 @@ class Kernel:
         self._forward.argtypes = [*head, whole, whole, where, where, whole, where, where]
         self._backward.argtypes = [*head, whole, whole, where, where, where, whole, where, where, where, where]
         self._tape_size.argtypes = [*head, whole]
+        self._channels_last = lib.fedmoe_channels_last
+        self._channels_last.argtypes, self._channels_last.restype = [where, where, whole, whole, whole], None
         self._tape_size.restype = whole
         self._forward.restype = self._backward.restype = None
         self._head = (self.layers.ctypes.data, len(self.layers))
@@ -51,16 +53,15 @@ class Kernel:
         """x as the kernels read it: channels last, with some room behind. A vector stays as it is."""
         if self.program.layers[0].kind != CONV and not self.program.channels_last:
             return x.contiguous().detach()  # a view: an autograd function may not return its own input
-        if self.program.channels_last:
-            x = x.movedim(-3, -1)
-        shared = [
-            size if stride else 1 for size, stride in zip(x.shape, x.stride(), strict=True)
-        ]  # of an expanded axis
-        made = torch.empty(math.prod(shared) + SLACK)
-        made[math.prod(shared) :] = 0
-        images = made[: math.prod(shared)].view(shared)
-        images.copy_(x[tuple(slice(size) for size in shared)])
-        return images.expand(x.shape)
+        once = [slice(size if stride else 1) for size, stride in zip(x.shape, x.stride(), strict=True)]
+        own = x[tuple(once)].contiguous()  # what an expanded axis repeats is read once
+        *lead, channels, height, width = own.shape
+        made = torch.empty(own.numel() + SLACK)
+        made[own.numel() :] = 0
+        self._channels_last(own.data_ptr(), made.data_ptr(), math.prod(lead), channels, height * width)
+        last = (*lead, height, width, channels) if self.program.channels_last else own.shape
+        whole = x.movedim(-3, -1).shape if self.program.channels_last else x.shape
+        return made[: own.numel()].view(last).expand(whole)
 
     def forward(self, x: Tensor, params: Sequence[Tensor], *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(scores, tape, images): the last two are for `backward`, and empty unless they are to be kept."""
