@@ -21,7 +21,8 @@ struct Tape {
     return total;
   }
   static int64_t of_layer(const Layer& a, int64_t batch) {
-    return batch * (a.out_stride() + (a.remembers_places() ? round_up(a.out_size(), 4) / 4 : 0));
+    if (!a.remembers_places()) return batch * a.out_stride();
+    return batch * a.out_stride() + round_up(batch * a.out_size(), 4) / 4 + 4;  // and a vector of bytes more
   }
   float* output(const Layer* layers, int64_t l) const { return memory + size(layers, l, batch); }
   uint8_t* places(const Layer* layers, int64_t l) const {

@@ -132,7 +132,7 @@ inline void conv_example(const Layer& a, const float* x, const float* w, const f
     conv_channels<vec, 1, LANES == 16 ? 14 : 12>(a, x, row, w + n, channels, bias + n, y + n);
 }
 
-// y (ch, cw, channels) -> out (oh, ow, oc) without gaps, and where each maximum was. `out` has room for one vector more.
+// y (ch, cw, channels) -> out (oh, ow, oc) without gaps, and where each maximum was. Both have room for a vector more.
 template <int N> void pool_example(const Layer& a, const float* y, float* out, uint8_t* where) {
   typedef typename Lanes<N>::type V;
   typedef typename Lanes<N>::ints I;
@@ -154,11 +154,11 @@ template <int N> void pool_example(const Layer& a, const float* y, float* out, u
           best = dead ? V{} : best;
           at = dead ? I{} + (int32_t)DEAD : at;
         }
-        int64_t pixel = i * a.ow + j;
-        int64_t kept = a.oc - c < N ? a.oc - c : N;
-        if (kept == N) store(out + pixel * a.oc + c, best);
-        else for (int64_t l = 0; l < kept; l++) out[pixel * a.oc + c + l] = best[l];
-        for (int64_t l = 0; l < kept; l++) where[pixel * a.oc + c + l] = (uint8_t)at[l];
+        // Lanes past the last channel fall on the next pixel, which comes later, or on the room behind the last.
+        int64_t start = (i * a.ow + j) * a.oc + c;
+        store(out + start, best);
+        typename Lanes<N>::bytes places = __builtin_convertvector(at, typename Lanes<N>::bytes);
+        memcpy(where + start, &places, N);
       }
 }
 
@@ -312,7 +312,7 @@ inline void conv_backward(const Layer& a, const float* weight, int64_t batch, co
       Survivors s{0, at, value};
       if (finite) find_survivors(a, o, dy + n * dy_stride, where + n * a.out_size(), base, offset, s);
       else find_all(a, o, dy + n * dy_stride, where + n * a.out_size(), s);
-      for (int64_t k = 0; k < s.count; k++) bias_sums[o] += s.value[k];
+      bias_sums[o] += sum(s.value, s.count);
       over_kernel(a.kh, vectors, [&](auto R, auto V, int64_t r, int64_t v) {
         add_weight_gradient<R, V>(s, image + r * row + v * LANES, row, g + o * k_size + r * k_row + v * LANES, k_row);
       });

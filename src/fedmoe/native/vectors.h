@@ -18,6 +18,7 @@ constexpr int LANES = 8;
 template <int N> struct Lanes {
   typedef float type __attribute__((vector_size(4 * N)));
   typedef int32_t ints __attribute__((vector_size(4 * N)));
+  typedef uint8_t bytes __attribute__((vector_size(N)));
 };
 typedef Lanes<LANES>::type vec;
 
@@ -60,6 +61,14 @@ inline float sum(vec v) {
   for (int lane = 0; lane < LANES; lane++) total += v[lane];
   return total;
 #endif
+}
+
+inline float sum(const float* p, int64_t n) {
+  vec total = {};
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) total += load<vec>(p + i);
+  if (i < n) total += load_first(p + i, n - i);
+  return sum(total);
 }
 
 // A zero gradient may be skipped only where it would multiply finite numbers: 0 times infinity is NaN.
