@@ -128,6 +128,15 @@ def test_a_comparison_may_set_an_algorithm_of_its_own():
     assert config.choices()[1].options().validate_every == 3
 
 
+def test_one_algorithm_is_compared_with_itself_under_labels():
+    twice = [{"name": "fedmix", "label": f"FedMix K={count}", "num_experts": count} for count in (2, 4)]
+    choices = parse_config({"compare": twice}).choices()
+    assert [choice.folder for choice in choices] == ["FedMix_K=2", "FedMix_K=4"]
+    assert [choice.options().num_experts for choice in choices] == [2, 4]
+    with pytest.raises(ConfigError, match=r"compare has 'fedmix' more than once.*label"):
+        parse_config({"compare": ["fedmix", {"name": "fedmix", "num_experts": 2}]})
+
+
 def test_known_keys_reach_into_every_section():
     keys = known_keys()
     for key in (

@@ -23,7 +23,7 @@ def members(config: ExperimentConfig, directory: Path, seeds: Sequence[int]) -> 
     runs = []
     for seed in seeds:
         for choice in config.choices():
-            label = f"{choice.name}-seed{seed}"
+            label = f"{choice.folder}-seed{seed}"
             own = config.model_copy(update={"seed": seed, "algorithm": choice, "name": f"{config.name}/{label}"})
             runs.append(Member(label, own, directory / label))
     return runs

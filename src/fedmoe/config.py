@@ -58,11 +58,17 @@ class AlgorithmChoice(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "specialist_mixture"
+    label: str | None = None  # what tables, figures and folders call it, where one algorithm is compared with itself
 
     @model_validator(mode="after")
     def _settings_are_known(self) -> "AlgorithmChoice":
         self.options()
         return self
+
+    @property
+    def folder(self) -> str:
+        """What its runs in a comparison are called on disk."""
+        return re.sub(r"[^\w.=-]+", "_", self.label or self.name)
 
     def options(self) -> Any:
         kind = find(self.name).config
@@ -94,6 +100,7 @@ class ScheduleConfig(Section):
 
 class EvaluationConfig(Section):
     clients: PositiveInt | None = None  # personalise and score this many, drawn by the seed; default: all
+    every: PositiveInt | None = None  # score the state of every so many rounds too, and of the last: a learning curve
     union: PositiveInt | None = None  # score a newcomer without data on up to so many of everyone's validation examples
 
 
@@ -119,7 +126,10 @@ class ExperimentConfig(Section):
 
     @model_validator(mode="after")
     def _compared_are_known(self) -> "ExperimentConfig":
-        self.choices()
+        folders = [choice.folder for choice in self.choices()]
+        for name in folders:
+            if folders.count(name) > 1:
+                raise ConfigError(f"compare has {name!r} more than once. Give each a label of its own: label = '...'.")
         return self
 
     def choices(self) -> list[AlgorithmChoice]:

@@ -23,6 +23,7 @@ from fedmoe.engines.embedded import default_workers, start
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.worker import Worker
 from fedmoe.errors import RunError
+from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.experts import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
@@ -148,7 +149,9 @@ class _Run:
         if checkpoint is None:
             checkpoint = Checkpoint(0, self.algorithm.init_server(self.config.seed), {})
         done, server, note = checkpoint
-        history = [{"experts": {}, "warnings": [], **event} for event in self.run.forget_metrics_after(done)]
+        known = self.run.forget_metrics_after(done)
+        history = [{"experts": {}, "warnings": [], **event} for event in known if event["event"] == "round"]
+        curve = [event for event in known if event["event"] == "curve"]
         earlier = sum(event["seconds"] for event in history)
         manifest = Manifest(note.get("manifest"))
         manifest.replay(event["sent"] for event in history)
@@ -156,11 +159,14 @@ class _Run:
         worker = Worker(self.algorithm, self.federation, self.run.private_store, self.config.seed)
         with start(worker, self.config.engine.workers or default_workers()) as transport:
             coordinator = self._coordinator(transport, manifest)
+            observer = self._coordinator(transport, Manifest())  # what only serves a look is no traffic
             for number in range(done + 1, self.rounds + 1):
                 self._stop_if_asked(f"after round {number - 1} of {self.rounds}")
                 server, record = coordinator.run_round(server, number)
                 record = record._replace(warnings=_warnings(history, record))
-                history.append(self._record(record))
+                history.append(self._record({"event": "round", **record._asdict()}))
+                if self._is_looked_at(number):
+                    curve.append(self._record(self._look(observer, server, number, manifest)))
                 self._checkpoint(coordinator, server, record)
                 yield record
             if self.config.schedule.release and self.algorithm.release:
@@ -173,6 +179,7 @@ class _Run:
                 yield Advanced("score", len({score.client for score in scores}), len(kept))
             clock = coordinator.final_clock
         seconds = earlier + time.monotonic() - begun
+        facts = facts | {"curve": [{key: point[key] for key in point if key != "event"} for point in curve]}
         yield self._finish(facts, history, manifest, sorted(scores), kept, clock, seconds)
 
     def _coordinator(self, transport: Any, manifest: Manifest) -> Coordinator:
@@ -187,10 +194,20 @@ class _Run:
             max_update_norm=self.config.schedule.max_update_norm,
         )
 
-    def _record(self, record: RoundRecord) -> dict[str, Any]:
-        event = {"event": "round", **record._asdict()}
+    def _record(self, event: dict[str, Any]) -> dict[str, Any]:
         self.run.append_metrics([event])
         return event
+
+    def _is_looked_at(self, number: int) -> bool:
+        every = self.config.evaluation.every
+        return bool(every) and (number % (every or 1) == 0 or number == self.rounds)
+
+    def _look(self, observer: Coordinator, server: Tree, number: int, manifest: Manifest) -> dict[str, Any]:
+        """A point of the learning curve: what clients would answer if the rounds ended here."""
+        server = observer.collect_release(server, number) if self.config.schedule.release else server
+        kept = observer.deliver(server, self._scored_clients(), number)
+        scores = [score for batch in observer.score(kept, number) for score in batch]
+        return {"event": "curve", "round": number, **curve_point(sorted(scores), manifest.totals())}
 
     def _checkpoint(self, coordinator: Coordinator, server: Tree, record: RoundRecord) -> None:
         due = record.round % self.config.schedule.checkpoint_every == 0
@@ -236,7 +253,7 @@ class _Run:
         data = {
             "name": self.config.name,
             "algorithm": self.config.algorithm.name,
-            "title": find(self.config.algorithm.name).title,
+            "title": self.config.algorithm.label or find(self.config.algorithm.name).title,
             "seed": self.config.seed,
             "config": self.config.model_dump(mode="json"),
             "versions": versions(),

@@ -111,22 +111,27 @@ class Coordinator:
         refused = len(self.manifest.refused) - refused
         return server, RoundRecord(round_number, clients, refused, means, seconds, self.manifest.take_round(), experts)
 
-    def collect_release(self, server: Tree) -> Tree:
-        """The declared gift of private parts, once, from everyone who opted in."""
+    def collect_release(self, server: Tree, look_after: int | None = None) -> Tree:
+        """The declared gift of private parts, once, from everyone who opted in; `look_after` as in `deliver`."""
         release = self.algorithm.release
         if release is None:
             raise RunError("schedule.release is on, but this algorithm has nothing to release. Turn it off.")
         everyone: dict[ClientId, list[Any]] = {int(client): [] for client in self.federation.participants}
-        replies = self.exchange(server, "release", 0, self.rounds + 1, everyone)
+        replies = self.exchange(server, "release", 0, self._next_round(look_after), everyone, look_after is None)
         return release.aggregate(server, *replies[:3])
 
-    def deliver(self, server: Tree, clients: Sequence[ClientId]) -> dict[ClientId, Tree]:
-        """What each client keeps. Clients that opted out are asked nothing on the way."""
+    def deliver(self, server: Tree, clients: Sequence[ClientId], look_after: int | None = None) -> dict[ClientId, Tree]:
+        """What each client keeps. Clients that opted out are asked nothing on the way.
+
+        `look_after` is a round after which the state is only looked at: clients keep nothing, and training goes on as
+        if nobody had looked.
+        """
         answers: dict[ClientId, list[Any]] = {client: [] for client in clients}
         *questions, last = self.algorithm.delivery
         for index, _ in enumerate(questions):
             asked = {client: answers[client] for client in clients if self.federation.may_send(client)}
-            for client, update in self.exchange(server, "delivery", index, self.rounds + 1, asked).updates.items():
+            told = self.exchange(server, "delivery", index, self._next_round(look_after), asked, look_after is None)
+            for client, update in told.updates.items():
                 answers[client].append(update)
         broadcasts = _shared({client: last.broadcast(server, client, answers[client]) for client in clients})
         self._count_down(last.name, broadcasts)
@@ -141,8 +146,10 @@ class Coordinator:
             {"do": "personalize", "clock": clock}, {c: b for c, b in kept.items() if c not in done}
         )
 
-    def score(self, kept: dict[ClientId, Tree]) -> Iterator[list[Score]]:
-        header = {"do": "score", "clock": self.final_clock}
+    def score(self, kept: dict[ClientId, Tree], look_after: int | None = None) -> Iterator[list[Score]]:
+        """Before and after personalisation; on a look before it, with the private states of that round."""
+        clock = self.final_clock if look_after is None else self._clock(look_after + 1, 0)
+        header = {"do": "score", "clock": clock, "personalized": look_after is None}
         for answer in self._answers(header, self.cohorts(kept, self.algorithm.delivery[-1], size=1)):
             yield [Score(**score) for score in answer["scores"]]
 
@@ -151,15 +158,22 @@ class Coordinator:
         self._ask({"do": "forget", "clock": self._clock(round_number, len(self.algorithm.round) + 1)})
 
     def exchange(
-        self, server: Tree, phase: str, index: int, round_number: int, answers: dict[ClientId, list[Any]]
+        self,
+        server: Tree,
+        phase: str,
+        index: int,
+        round_number: int,
+        answers: dict[ClientId, list[Any]],
+        keep: bool = True,
     ) -> Replies:
+        """`keep` tells clients to keep the private state that they come to."""
         exchange = find_exchange(self.algorithm, phase, index)
         offered = {client: exchange.broadcast(server, client, answers[client]) for client in sorted(answers)}
         broadcasts = _shared({client: broadcast for client, broadcast in offered.items() if broadcast is not None})
         slot = len(self.algorithm.round) if phase in ("validation", "release") else index
         header = {
             "do": "exchange", "phase": phase, "index": index,
-            "round": round_number, "clock": self._clock(round_number, slot),
+            "round": round_number, "clock": self._clock(round_number, slot), "keep": keep,
         }  # fmt: skip
         told: dict[ClientId, Reply] = {}
         for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange)):
@@ -228,6 +242,9 @@ class Coordinator:
     @property
     def final_clock(self) -> int:
         return self._clock(self.rounds + 2, 0)
+
+    def _next_round(self, look_after: int | None) -> int:
+        return (self.rounds if look_after is None else look_after) + 1
 
     def _clock(self, round_number: int, slot: int) -> int:
         """Private state is kept by client and clock: round, then place within it."""

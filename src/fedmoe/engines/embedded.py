@@ -1,8 +1,8 @@
 """The embedded engine: workers on this machine, one process per core, nothing to install or start.
 
 Workers are forked, so data and models are shared with them and never copied or pickled; frames travel over pipes. Where
-the system cannot fork, or for one worker, the work is done in this process. One thread per worker: threads inside small
-kernels gain little and collapse when anything else runs.
+the system cannot fork, or for one worker, the work is done in this process. One thread per process, the coordinator's
+included: threads inside small kernels gain little and collapse when anything else runs.
 """
 
 import ctypes
@@ -64,6 +64,8 @@ class Forked:
         self._worker, self._num_workers = worker, num_workers
 
     def __enter__(self) -> "Forked":
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
@@ -84,6 +86,7 @@ class Forked:
             if process.is_alive():
                 process.terminate()
                 process.join()
+        torch.set_num_threads(self._threads)
 
     def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
         waiting = list(enumerate(frames))[::-1]

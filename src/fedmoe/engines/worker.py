@@ -55,8 +55,9 @@ class Worker:
         rng = Streams(self.seed, f"{header['phase']}:{exchange.name}", header["round"], tuple(clients))
         data = self.federation.data(clients, opted_in_only=True)
         new_S, update_S, report_S = exchange.local_update(shared_S, state_S, data, rng)
-        self._keep("client", clients, new_S, clock)
-        if exchange.private_update:
+        if header["keep"]:
+            self._keep("client", clients, new_S, clock)
+        if exchange.private_update and header["keep"]:
             self._work_in_private(exchange, header, received, shared_S, state_S, rng)
         groups, updates, reports = [clients], [update_S], [report_S]
         if isinstance(update_S, list):  # of different shapes: each client answers for itself
@@ -89,14 +90,14 @@ class Worker:
         scores = [
             score._asdict()
             for shared, client in zip(received, header["clients"], strict=True)
-            for score in self._scores(shared, client, header["clock"])
+            for score in self._scores(shared, client, header["clock"], header["personalized"])
         ]
         return wire.pack({"clients": header["clients"], "scores": scores})
 
-    def _scores(self, shared: Tree, client: ClientId, clock: int) -> list[Score]:
+    def _scores(self, shared: Tree, client: ClientId, clock: int, personalized: bool) -> list[Score]:
         state = self._client_state(shared, client, clock)
         models: dict[str, Tree | None] = {"before": None} if self.algorithm.round else {}
-        if self.algorithm.personalize:
+        if self.algorithm.personalize and personalized:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, clock + 1)
         own = "union" if client == self.federation.union else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}

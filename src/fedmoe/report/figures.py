@@ -109,24 +109,25 @@ def training_curve(results: Sequence[Result]) -> str:
         frame.bottom + 52,
         svg.x_axis(x, frame, "Round", whole=True),
         svg.y_axis(y, frame, "Training loss"),
-        *(_curve(i, losses, methods[0], names[i], x, y) for i, (losses, methods) in enumerate(shared.items())),
+        *(curve(i, losses, methods[0], names[i], x, y) for i, (losses, methods) in enumerate(shared.items())),
     )
 
 
-def _curve(place: int, losses: Sequence[tuple[int, float]], method: Method, name: str, x: Scale, y: Scale) -> str:
+def curve(place: int, points: Sequence[tuple[float, float]], method: Method, name: str, x: Scale, y: Scale) -> str:
+    """A line in the method's colour, and its name above the frame."""
     look = {"stroke": "currentColor", "stroke_width": 2.0, "stroke_dasharray": svg.DASHES[place % len(svg.DASHES)]}
-    points = " ".join(f"{number(x(round_))},{number(y(loss))}" for round_, loss in thin(losses))
+    path = " ".join(f"{number(x(across))},{number(y(up))}" for across, up in thin(points))
     top = 16.0 + 22 * place
     return element(
         "g",
-        element("polyline", points=points, fill="none", stroke_linejoin="round", stroke_linecap="round", **look),
+        element("polyline", points=path, fill="none", stroke_linejoin="round", stroke_linecap="round", **look),
         line(x.start, top - 4, x.start + 28, top - 4, **look),
         text(x.start + 36, top, svg.shorten(name, svg.WIDTH - x.start - 40)),
         class_=_colour(method.place),
     )
 
 
-def thin(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> list[tuple[int, float]]:
+def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
     """At most `most` of the points, evenly chosen, the first and the last among them."""
     chosen = np.linspace(0, len(points) - 1, min(most, len(points))).round().astype(int)
     return [points[i] for i in chosen]

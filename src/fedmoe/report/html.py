@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from fedmoe.evaluation.summary import summarise
-from fedmoe.report import experts, figures
+from fedmoe.report import curves, experts, figures
 from fedmoe.report.methods import Method, Result, Row, group
 from fedmoe.report.svg import colour_rules, element, escape
 
@@ -54,6 +54,7 @@ def render(results: Sequence[Result], title: str, table: Sequence[Row] | None = 
         element("header", element("h1", escape(title)), _facts(results)),
         _summary(summarise(results) if table is None else table),
         _figures(results),
+        _learning(results),
         _experts(group(results)),
         _traffic(group(results)),
         _config(results),
@@ -154,6 +155,16 @@ def _figures(results: Sequence[Result]) -> str:
          f"Each row is a client, each column a class{escape(seed)}: the more rows differ, the less alike the clients."),
     ]  # fmt: skip
     return _section("Figures", shown)
+
+
+def _learning(results: Sequence[Result]) -> str:
+    shown = [
+        (f"Accuracy on {what}", curves.learning_curve(results, kind, against),
+         f"Before personalisation, against {how}; mean over clients and seeds.")
+        for kind, what in curves.KINDS.items()
+        for against, how in (("round", "rounds"), ("bytes", "the bytes of all messages so far"))
+    ]  # fmt: skip
+    return _section("Learning curves", shown)
 
 
 def _section(title: str, shown: Iterable[tuple[str, str, str]], *more: str) -> str:

@@ -85,8 +85,9 @@ class RunDirectory:
         return events
 
     def forget_metrics_after(self, round_number: int) -> list[dict[str, Any]]:
-        """Drop events that a resumed run will make again."""
-        kept = [event for event in self.read_metrics() if event["event"] == "round" and event["round"] <= round_number]
+        """Drop events that a resumed run will make again; returns the others."""
+        of_rounds = [event for event in self.read_metrics() if event["event"] in ("round", "curve")]
+        kept = [event for event in of_rounds if event["round"] <= round_number]
         write_atomically(self.metrics, "".join(json.dumps(event) + "\n" for event in kept).encode())
         return kept
 
