@@ -142,6 +142,7 @@ class _Run:
         self.cohort_size = cohort_size
         self.should_stop = should_stop
         self.rounds = config.schedule.rounds if algorithm.round else 0
+        self.releases = config.schedule.release and algorithm.release is not None
 
     def events(self, facts: dict[str, Any], notes: list[str]) -> Iterator[Event]:
         begun = time.monotonic()
@@ -169,8 +170,7 @@ class _Run:
                     curve.append(self._record(self._look(observer, server, number, manifest)))
                 self._checkpoint(coordinator, server, record)
                 yield record
-            if self.config.schedule.release and self.algorithm.release:
-                server = coordinator.collect_release(server)
+            server = coordinator.collect_release(server) if self.releases else server
             kept = coordinator.deliver(server, self._scored_clients())
             yield from self._personalize(coordinator, kept)
             scores: list[Score] = []
@@ -204,7 +204,7 @@ class _Run:
 
     def _look(self, observer: Coordinator, server: Tree, number: int, manifest: Manifest) -> dict[str, Any]:
         """A point of the learning curve: what clients would answer if the rounds ended here."""
-        server = observer.collect_release(server, number) if self.config.schedule.release else server
+        server = observer.collect_release(server, number) if self.releases else server
         kept = observer.deliver(server, self._scored_clients(), number)
         scores = [score for batch in observer.score(kept, number) for score in batch]
         return {"event": "curve", "round": number, **curve_point(sorted(scores), manifest.totals())}

@@ -31,7 +31,7 @@ from fedmoe.clients.federation import side_by_side
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.models.expert_mixture import marginal_entropy
 from fedmoe.streams import Streams
-from fedmoe.training.fit import shuffled
+from fedmoe.training.batches import shuffled
 from fedmoe.training.inference import Batch, clients_of
 from fedmoe.vocabulary import ClientData
 

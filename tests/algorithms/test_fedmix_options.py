@@ -40,7 +40,7 @@ from fedmoe.models import expert_mixture as equations
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams, torch_stream
-from fedmoe.training.fit import shuffled
+from fedmoe.training.batches import shuffled
 from fedmoe.training.inference import clients_of
 from fedmoe.training.plan import TrainingPlan
 from fedmoe.vocabulary import ClientData

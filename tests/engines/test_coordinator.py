@@ -22,7 +22,8 @@ from fedmoe import wire
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
-from fedmoe.engines.coordinator import Coordinator, Transport, _shared
+from fedmoe.engines.coordinator import Coordinator, Transport
+from fedmoe.engines.frames import shared
 from fedmoe.engines.manifest import Manifest
 from fedmoe.errors import ConfigError, RunError
 from fedmoe.vocabulary import ClientId, Tree
@@ -73,7 +74,7 @@ def sent_in_one_frame(broadcasts: dict[ClientId, Tree]) -> tuple[dict[str, Any],
     recorder = Recorder()
     exchange = make().delivery[-1]._replace(cohort_key=lambda _: 0)
     driver = coordinator(recorder, make()._replace(delivery=(exchange,)), cohort_size=9)
-    list(driver._on_cohorts({"do": "personalize"}, _shared(broadcasts)))
+    list(driver._on_cohorts({"do": "personalize"}, shared(broadcasts)))
     (frame,) = recorder.frames
     return wire.unpack(frame)
 

@@ -12,8 +12,9 @@ from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.errors import ConfigError
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.batches import shuffled
 from fedmoe.training.classifier import ClassifierLoss
-from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit, shuffled
+from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit
 from fedmoe.training.optimizers import Adam, Sgd
 
 WAYS = ["looped", "stacked"]

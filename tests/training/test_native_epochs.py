@@ -14,8 +14,9 @@ from fedmoe.models.images import LeNet, mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS
+from fedmoe.training.batches import shuffled
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
-from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit, shuffled
+from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit
 from fedmoe.training.native_epochs import ends_of_batches, native_epochs
 from fedmoe.training.native_epochs import shuffled as native_shuffled
 from fedmoe.training.optimizers import Adam, Sgd

@@ -14,6 +14,7 @@ from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, no_fault
 from fedmoe.clients.federation import Federation
 from fedmoe.engines.door import faults_in_reports, faults_in_updates
+from fedmoe.engines.frames import Cohort, frame_of, shared
 from fedmoe.engines.manifest import Manifest, Sent
 from fedmoe.engines.worker import ERRORS, find_exchange
 from fedmoe.errors import MessageError, RunError
@@ -23,9 +24,6 @@ from fedmoe.vocabulary import ClientId, Tree
 
 # Enough clients for a steady mean, few enough that cost follows the sample and not the population.
 VALIDATION_CLIENTS = 100
-
-# Which tensors a broadcast holds, under which names.
-Identity = tuple[tuple[str, int], ...]
 
 
 class Transport(Protocol):
@@ -59,11 +57,6 @@ class Reply(NamedTuple):
     fault: str | None
     update: Any = None
     report: Any = None
-
-
-class Cohort(NamedTuple):
-    clients: list[ClientId]
-    broadcasts: list[Tree]
 
 
 class Coordinator:
@@ -133,7 +126,7 @@ class Coordinator:
             told = self.exchange(server, "delivery", index, self._next_round(look_after), asked, look_after is None)
             for client, update in told.updates.items():
                 answers[client].append(update)
-        broadcasts = _shared({client: last.broadcast(server, client, answers[client]) for client in clients})
+        broadcasts = shared({client: last.broadcast(server, client, answers[client]) for client in clients})
         self._count_down(last.name, broadcasts)
         return broadcasts
 
@@ -169,7 +162,7 @@ class Coordinator:
         """`keep` tells clients to keep the private state that they come to."""
         exchange = find_exchange(self.algorithm, phase, index)
         offered = {client: exchange.broadcast(server, client, answers[client]) for client in sorted(answers)}
-        broadcasts = _shared({client: broadcast for client, broadcast in offered.items() if broadcast is not None})
+        broadcasts = shared({client: broadcast for client, broadcast in offered.items() if broadcast is not None})
         slot = len(self.algorithm.round) if phase in ("validation", "release") else index
         header = {
             "do": "exchange", "phase": phase, "index": index,
@@ -262,36 +255,12 @@ class Coordinator:
 
     def _run(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
         encoded: dict[int, bytes] = {}
-        frames = [_frame(header, cohort, encoded) for cohort in cohorts]
+        frames = [frame_of(header, cohort, encoded) for cohort in cohorts]
         for _, frame in self.transport.run(frames):
             answer, blobs = wire.unpack(frame)
             if "error" in answer:
                 raise ERRORS.get(answer["error"], RunError)(answer["message"])
             yield answer, blobs
-
-
-def _frame(header: dict[str, Any], cohort: Cohort, encoded: dict[int, bytes]) -> bytes:
-    """A cohort's work; a broadcast that several clients share is encoded and sent once."""
-    blobs: dict[int, int] = {}
-    for broadcast in cohort.broadcasts:
-        if id(broadcast) not in encoded:
-            encoded[id(broadcast)] = wire.encode(broadcast)
-        blobs.setdefault(id(broadcast), len(blobs))
-    which = [blobs[id(broadcast)] for broadcast in cohort.broadcasts]
-    return wire.pack({**header, "clients": cohort.clients, "which": which}, [encoded[one] for one in blobs])
-
-
-def _shared(broadcasts: dict[ClientId, Tree]) -> dict[ClientId, Tree]:
-    """The same object for clients that get the same tensors under the same names.
-
-    Names too: the same tensors under other names, such as one start for several experts, are another message.
-    """
-    known: dict[Identity, Tree] = {}
-    shared = {}
-    for client, broadcast in broadcasts.items():
-        identity = tuple((name, id(leaf)) for name, leaf in trees.to_named(broadcast).items())
-        shared[client] = known.setdefault(identity, broadcast)
-    return shared
 
 
 def _mean_reports(reports: dict[ClientId, Any]) -> dict[str, float]:

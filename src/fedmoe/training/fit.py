@@ -8,7 +8,7 @@ says so.
 Shape suffixes: S clients, R clients that take this step, P parameters of a group, N examples, B examples of a batch.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from fedmoe import trees
 from fedmoe.streams import Streams
 from fedmoe.training.augment import Augmentation
+from fedmoe.training.batches import batch_streams, take, take_many
 from fedmoe.training.flat import Layout
 from fedmoe.training.gradients import gradient_of_one, gradients_of_many
 from fedmoe.training.inference import Batch, Way, clients_of, pad_rows, per_example
@@ -124,7 +125,7 @@ class _Cohort:
             else None
         )
         self.batches = (
-            {} if self.native else {n: _batch_streams(g, schedule.batch_size, rng) for n, g in groups.items()}
+            {} if self.native else {n: batch_streams(g.data, schedule.batch_size, rng) for n, g in groups.items()}
         )
         self.noise = {name: rng.generators(f"noise:{name}") for name, group in groups.items() if group.noise}
         # Named alike for all groups, as batches are: groups with equal data see equal images.
@@ -192,13 +193,13 @@ class _Cohort:
             else []
         )
         if self.way == "looped":
-            batch = _take(group.data, 0, indices[0], noise[0] if noise else {})
+            batch = take(group.data, 0, indices[0], noise[0] if noise else {})
             batch.x = self.augmented(name, rows, indices, batch.x[None])[0]
             grad, own = self.grads[name], self.leaves[name]
             loss = gradient_of_one(group.loss, group.batch_term, own, self.leaves, self.frozen_of_one, batch, grad)
         else:
             frozen = self.frozen if len(rows) == self.size else trees.tree_map(lambda leaf: leaf[rows], self.frozen)
-            batches, real_RB = _take_many(group.data, rows, indices, noise)
+            batches, real_RB = take_many(group.data, rows, indices, noise)
             batches.x = self.augmented(name, rows, indices, batches.x)
             many = (name, group.loss, group.batch_term, self.layouts, point, frozen, batches, real_RB)
             loss, grad = gradients_of_many(*many)
@@ -264,35 +265,3 @@ class _Best:
 
 def _leaves(views: Tree) -> Tree:
     return trees.tree_map(lambda view: view.detach().requires_grad_(), views)
-
-
-def _batch_streams(group: Group, batch_size: int, rng: Streams) -> list[Iterator[Tensor]]:
-    counts = group.data.counts.tolist()
-    return [shuffled(g, n, batch_size) for g, n in zip(rng.generators("batches"), counts, strict=True)]
-
-
-def shuffled(generator: torch.Generator, count: int, batch_size: int) -> Iterator[Tensor]:
-    """Row numbers of one batch after another, reshuffled each epoch; the last batch of an epoch may be short."""
-    while count:
-        yield from torch.randperm(count, generator=generator).split(batch_size)
-
-
-def _take(data: Examples, s: int, index: Tensor, noise: Tensors) -> Batch:
-    extra = {name: tensor[s, index] for name, tensor in data.extra.items()}
-    return Batch(data.x[s, index], data.y[s, index], extra | noise, training=True)
-
-
-def _take_many(data: Examples, rows: list[int], indices: list[Tensor], noise: list[Tensors]) -> tuple[Batch, Tensor]:
-    """The batches of several clients, padded to the longest, and which rows are real."""
-    longest = max(len(index) for index in indices)
-    index_RB = pad_rows(indices, longest)
-    real_RB = torch.arange(longest) < torch.tensor([len(index) for index in indices])[:, None]
-    # One index over the rows of all clients: copies whole rows, several times faster than two indices.
-    flat_RB = index_RB + data.y.shape[1] * torch.tensor(rows)[:, None]
-
-    def take(tensor: Tensor) -> Tensor:
-        return tensor.flatten(0, 1).index_select(0, flat_RB.flatten()).view(*flat_RB.shape, *tensor.shape[2:])
-
-    extra = {name: take(tensor) for name, tensor in data.extra.items()}
-    drawn = {name: pad_rows([draw[name] for draw in noise], longest) for name in (noise[0] if noise else {})}
-    return Batch(take(data.x), take(data.y), extra | drawn, training=True), real_RB

@@ -1,0 +1,38 @@
+"""What a coordinator sends: the work of a cohort as one frame, in which equal broadcasts are there once."""
+
+from typing import Any, NamedTuple
+
+from fedmoe import trees, wire
+from fedmoe.vocabulary import ClientId, Tree
+
+# Which tensors a broadcast holds, under which names.
+Identity = tuple[tuple[str, int], ...]
+
+
+class Cohort(NamedTuple):
+    clients: list[ClientId]
+    broadcasts: list[Tree]
+
+
+def frame_of(header: dict[str, Any], cohort: Cohort, encoded: dict[int, bytes]) -> bytes:
+    """A cohort's work; a broadcast that several clients share is encoded and sent once."""
+    blobs: dict[int, int] = {}
+    for broadcast in cohort.broadcasts:
+        if id(broadcast) not in encoded:
+            encoded[id(broadcast)] = wire.encode(broadcast)
+        blobs.setdefault(id(broadcast), len(blobs))
+    which = [blobs[id(broadcast)] for broadcast in cohort.broadcasts]
+    return wire.pack({**header, "clients": cohort.clients, "which": which}, [encoded[one] for one in blobs])
+
+
+def shared(broadcasts: dict[ClientId, Tree]) -> dict[ClientId, Tree]:
+    """The same object for clients that get the same tensors under the same names.
+
+    Names too: the same tensors under other names, such as one start for several experts, are another message.
+    """
+    known: dict[Identity, Tree] = {}
+    same = {}
+    for client, broadcast in broadcasts.items():
+        identity = tuple((name, id(leaf)) for name, leaf in trees.to_named(broadcast).items())
+        same[client] = known.setdefault(identity, broadcast)
+    return same
