@@ -26,6 +26,7 @@ class Worker:
     def __init__(self, algorithm: Algorithm, federation: Federation, store: Path, seed: int) -> None:
         self.algorithm, self.federation, self.seed = algorithm, federation, seed
         self._store_path = store
+        PrivateStore(store).close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
 
     @property
