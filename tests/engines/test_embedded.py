@@ -2,11 +2,17 @@ import multiprocessing
 import os
 import select
 import signal
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
+import torch
 
+from builders import tiny_federation
+from contract.probes import PROBES
 from fedmoe.engines.embedded import Forked, InProcess, start
+from fedmoe.engines.worker import Worker
 from fedmoe.errors import RunError
 
 PATIENCE = 20.0  # seconds: a bound, not a delay
@@ -109,3 +115,23 @@ def test_workers_leave_when_the_engine_is_killed() -> None:
         process.join(PATIENCE)
         assert process.exitcode == -signal.SIGKILL
         assert lifeline.all_ended()
+
+
+def test_the_coordinator_computes_with_one_thread_while_workers_run():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with forked(2):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_private_store_is_made_before_workers_are_forked(tmp_path):
+    """Several connections that each switch a new file to a write-ahead log find it locked."""
+    path = tmp_path / "private.sqlite"
+    Worker(PROBES["pruned_experts"].factory, tiny_federation(), path, 0)  # type: ignore[arg-type]
+    with closing(sqlite3.connect(path)) as made:
+        assert made.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert made.execute("SELECT COUNT(*) FROM state").fetchone() == (0,)
