@@ -294,8 +294,9 @@ def test_a_run_that_was_begun_natively_is_not_finished_otherwise(  # type: ignor
 
 
 def test_a_config_that_no_algorithm_takes_leaves_no_folder_claimed(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    refused = fedmoe("run", config, "--dir", tmp_path / "run", "--set", "training.federated.augment=crop_flip")
-    assert refused.code == 2 and "changes images" in refused.out
+    odd = ("--set", "algorithm.name=fedmix", "--set", "algorithm.condition=angle")
+    refused = fedmoe("run", config, "--dir", tmp_path / "run", *odd)
+    assert refused.code == 2 and "carry no such side information" in refused.out
     assert fedmoe("run", config, "--dir", tmp_path / "run").code == 0
 
 

@@ -42,7 +42,7 @@ def representation(network: Network, layer: str, params: Tensors, x: Tensor) -> 
     heard: list[Tensor] = []
     hook = network.module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
     try:
-        network(params, x)
+        network.ask_module(params, x)
     finally:
         hook.remove()
     return heard[0]
@@ -52,7 +52,7 @@ def answer_from(network: Network, layer: str, params: Tensors, x: Tensor, given:
     """The network's answer with `given` in place of what `layer` would read. x only gives the shapes."""
     hook = network.module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: (given, *inputs[1:]))
     try:
-        return network(params, x)
+        return network.ask_module(params, x)
     finally:
         hook.remove()
 
@@ -61,4 +61,6 @@ def all_passes_through(network: Network, layer: str, params: Tensors, x: Tensor)
     """Whether the answer depends on x through the input of `layer` alone: no shortcut leads around it."""
     with torch.no_grad():
         given = representation(network, layer, params, x)
-        return torch.equal(network(params, x), answer_from(network, layer, params, torch.zeros_like(x), given))
+        return torch.equal(
+            network.ask_module(params, x), answer_from(network, layer, params, torch.zeros_like(x), given)
+        )

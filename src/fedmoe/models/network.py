@@ -61,9 +61,10 @@ class Network:
     def __call__(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
         if self.native:
             return self.native([params[name] for name in self.native.program.params], x)
-        return self._ask_module(params, x, training=training)
+        return self.ask_module(params, x, training=training)
 
-    def _ask_module(self, params: Tensors, x: Tensor, *, training: bool) -> Tensor:
+    def ask_module(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
+        """The module itself, whoever answers else: its hooks hear of it."""
         if params is not self._installed:
             self._install(params)
         if self._module.training != training:
@@ -125,7 +126,7 @@ class Network:
             return F.linear(features, params[weight], params[bias] if bias else None), features
         if self._output_input is None:
             self._output_input = _listen(self._output_layer)
-        scores = self._ask_module(params, x, training=training)
+        scores = self.ask_module(params, x, training=training)
         return scores, self._output_input.pop()
 
     @property
