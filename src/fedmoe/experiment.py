@@ -113,7 +113,8 @@ def run_events(
             federation = with_union(federation, config.evaluation.union, config.seed)
         networks = build.build_networks(config.model, federation, expert, gate)
         # Tried before the folder is claimed: a config that is refused leaves nothing behind.
-        build.build_algorithm(config, federation, networks, build.resolve_way(config, networks)).init_server(config.seed)
+        tried = build.build_algorithm(config, federation, networks, build.resolve_way(config, networks))
+        tried.init_server(config.seed)
         asked, config = config, _claim(config, networks, run, federation.digest)
         if built.split is not None:
             built.split.save(run.split)
