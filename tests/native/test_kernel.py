@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from fedmoe.errors import DataError, MessageError
 from fedmoe.models.images import LeNet, SmallCNN, mlp
 from fedmoe.native.kernel import Kernel
 from fedmoe.native.program import program_of
@@ -217,3 +218,38 @@ def test_nan_and_infinity_travel_as_in_pytorch(strange, place, pool):
     ours, theirs = results(lambda x: kernel(params, x), params, x), results(module, params, x)
     for label, one, other in zip(["scores", *kernel.program.params, "input"], ours, theirs, strict=True):
         assert pattern(one) == pattern(other), label
+
+
+# Words
+
+
+def bag_of_words():
+    return nn.Sequential(nn.EmbeddingBag(7, 5, mode="mean"), nn.ReLU(), nn.Linear(5, 3))
+
+
+def test_the_mean_of_embedded_words_and_its_gradient_are_those_of_pytorch():
+    module = bag_of_words()
+    kernel, params = kernel_of(module, (4,))
+    words = torch.tensor([[0, 6, 6, 2], [1, 1, 1, 1]])
+    scores, expected = kernel(params, words), module(words)
+    torch.testing.assert_close(scores, expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(scores.square().sum(), params),
+        torch.autograd.grad(expected.square().sum(), params),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+# What the kernels would read past the end of
+
+
+def test_words_without_a_row_examples_of_another_shape_and_foreign_parameters_are_refused():
+    kernel, params = kernel_of(bag_of_words(), (4,))
+    for word in (7, -1):
+        with pytest.raises(DataError, match="the embedding has 7 rows"):
+            kernel(params, torch.tensor([[0, 0, 0, word]]))
+    with pytest.raises(DataError, match=r"shape \(4,\) are expected"):
+        kernel(params, torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(MessageError, match="of another model"):
+        kernel([params[0][:, :4], *params[1:]], torch.zeros(2, 4, dtype=torch.int64))

@@ -107,6 +107,8 @@ def test_the_body_ends_where_the_output_layer_begins():
         (lambda: nn.Sequential(nn.Conv2d(1, 1, 9), nn.Flatten()), (1, 8, 8), "smaller than its kernels"),
         (lambda: nn.Sequential(nn.Linear(8, 4), nn.Flatten()), (1, 8, 8), "last axis of an image"),
         (lambda: nn.Linear(5, 2), (4,), "5 inputs would get 4"),
+        (lambda: nn.EmbeddingBag(9, 2, mode="sum"), (4,), "more to it than a mean"),
+        (lambda: nn.Sequential(nn.ReLU(), nn.EmbeddingBag(9, 2)), (4,), "something else than its input"),
         (lambda: nn.Linear(4, 2).double(), (4,), "float64"),
         (lambda: nn.Linear(4, 2), (4, 4), "neither vectors nor images"),
         (lambda: Applied(lambda x: x + x), (4,), "it has a add"),

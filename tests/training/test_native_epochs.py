@@ -78,6 +78,22 @@ def test_repetitions_and_company_change_no_bit():
     assert all(map(torch.equal, trees.leaves(first), trees.leaves(alone)))
 
 
+def test_embedded_words_train_natively_as_in_the_loop():
+    trained = {}
+    for way in ("native", "looped"):
+        network = Network(lambda: nn.Sequential(nn.EmbeddingBag(9, 5), nn.Linear(5, 3)), input_shape=(4,))
+        if way == "native":
+            network.go_native()
+        parts = [
+            examples(torch.randint(0, 9, (n, 4), generator=torch.Generator().manual_seed(n)), rows(n, n).y)
+            for n in (7, 3)
+        ]
+        start = trees.stack([network.init(s) for s in range(2)])
+        groups = {"model": Group(start, ClassifierLoss(network), side_by_side(parts), Adam(0.01))}
+        trained[way] = fit(groups, Schedule(3, epochs=2), Streams(0, "test", 1, (0, 1)), way)
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), *trained.values())
+
+
 # Mixtures of two experts
 
 

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmoe.errors import DataError, MessageError
 from fedmoe.native.build import library
-from fedmoe.native.program import CONV, Program
+from fedmoe.native.program import CONV, EMBEDDING_MEAN, Program
 
 Pointers = NDArray[np.int64]
 
@@ -51,6 +52,12 @@ class Kernel:
 
     def images(self, x: Tensor) -> Tensor:
         """x as the kernels read it: channels last, with some room behind. A vector stays as it is."""
+        shape = self.program.input_shape
+        if tuple(x.shape[x.dim() - len(shape) :]) != shape:
+            raise DataError(f"examples of shape {shape} are expected, but these end in {tuple(x.shape)}.")
+        if self.program.layers[0].kind == EMBEDDING_MEAN:
+            return self._words(x)
+        x = x.to(torch.float32)
         if self.program.layers[0].kind != CONV and not self.program.channels_last:
             return x.contiguous().detach()  # a view: an autograd function may not return its own input
         once = [slice(size if stride else 1) for size, stride in zip(x.shape, x.stride(), strict=True)]
@@ -62,6 +69,14 @@ class Kernel:
         last = (*lead, height, width, channels) if self.program.channels_last else own.shape
         whole = x.movedim(-3, -1).shape if self.program.channels_last else x.shape
         return made[: own.numel()].view(last).expand(whole)
+
+    def _words(self, x: Tensor) -> Tensor:
+        """Row numbers of the embedding, as floats; checked, since the kernels do not look."""
+        rows = self.shapes[self.program.layers[0].weight][0]
+        lowest, highest = (int(word) for word in x.aminmax()) if x.numel() else (0, 0)
+        if lowest < 0 or highest >= rows:
+            raise DataError(f"words reach from {lowest} to {highest}, but the embedding has {rows} rows.")
+        return x.to(torch.float32).contiguous().detach()
 
     def forward(self, x: Tensor, params: Sequence[Tensor], *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(scores, tape, images): the last two are for `backward`, and empty unless they are to be kept."""
@@ -127,6 +142,11 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(kernel: Kernel, keep: bool, x: Tensor, *params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         lead = len(kernel._lead(x))
+        for name, param, shape in zip(kernel.program.params, params, kernel.shapes, strict=True):
+            if tuple(param.shape[lead:]) != shape:
+                raise MessageError(
+                    f"{name} has shape {tuple(param.shape[lead:])}, not {shape}: it is of another model."
+                )
         return kernel.forward(x, [_dense(param, lead) for param in params], keep=keep)
 
     @staticmethod

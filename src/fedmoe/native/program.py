@@ -140,6 +140,8 @@ class _Builder:
             self._conv(module)
         elif isinstance(module, nn.Linear):
             self._linear(module)
+        elif isinstance(module, nn.EmbeddingBag):
+            self._embedding_mean(module)
         elif isinstance(module, nn.MaxPool2d):
             self._max_pool(module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
         elif isinstance(module, nn.AvgPool2d):
@@ -188,6 +190,14 @@ class _Builder:
         width = self._expect(linear.in_features)[0]
         where = self._parameter(linear.weight), self._parameter(linear.bias)
         self._append(Layer(DENSE, width, 1, 1, linear.out_features, 1, 1, weight=where[0], bias=where[1]))
+
+    def _embedding_mean(self, bag: nn.EmbeddingBag) -> None:
+        if self.layers or not self.flat:
+            raise Unsupported("it has an embedding of something else than its input, a vector of words")
+        if bag.mode != "mean" or bag.padding_idx is not None or bag.max_norm is not None or bag.sparse:
+            raise Unsupported("it has an EmbeddingBag with more to it than a mean")
+        at = self._parameter(bag.weight)
+        self._append(Layer(EMBEDDING_MEAN, self.size[0], 1, 1, bag.embedding_dim, 1, 1, weight=at))
 
     def _relu(self) -> None:
         last = self.layers[-1] if self.layers else None
