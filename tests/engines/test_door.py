@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedmoe import trees
 from fedmoe.algorithms.fedavg import Broadcast, Update
-from fedmoe.engines.door import fault_in_report, fault_in_update
+from fedmoe.engines.door import fault_in_report, fault_in_update, faults_in_reports, faults_in_updates
 from fedmoe.vocabulary import Tensors
 
 SENT = Broadcast({"weight": torch.zeros(2, 2), "bias": torch.zeros(2)})
@@ -92,3 +93,39 @@ def test_a_client_may_keep_experts_back_but_not_parts_of_one_and_not_send_others
 
 def test_the_change_of_an_expert_is_measured_against_that_expert() -> None:
     assert "norm 2," in (fault_in_experts([4], max_norm=1.9, w=torch.ones(1, 3), b=torch.ones(1)) or "")
+
+
+# Groups that answer together
+
+
+def in_group(*updates):
+    stacked = {name: torch.stack([update[name] for update in updates]) for name in updates[0]}
+    return faults_in_updates(stacked, EXPECTED, [SENT] * len(updates), None)
+
+
+def test_of_a_group_only_the_client_at_fault_is_refused():
+    good = trees.to_named(EXPECTED)
+    for strange in (torch.nan, torch.inf, -torch.inf):
+        name = next(name for name, tensor in sorted(good.items()) if tensor.is_floating_point() and tensor.dim())
+        bad = {**good, name: torch.full_like(good[name], strange)}
+        first, second, third = in_group(good, bad, good)
+        assert first is None and third is None and "NaN or infinity" in second
+    assert in_group(good, good) == [None, None]
+
+
+def test_a_sum_that_overflows_is_no_fault():
+    good = trees.to_named(EXPECTED)
+    huge = {n: torch.full_like(t, 3e38) if t.is_floating_point() else t for n, t in good.items()}
+    assert in_group(huge, huge) == [None, None]
+
+
+def test_a_message_of_fewer_clients_than_it_says_is_refused():
+    good = {name: tensor[None] for name, tensor in trees.to_named(EXPECTED).items()}
+    assert all("not of 2 clients" in fault for fault in faults_in_updates(good, EXPECTED, [SENT] * 2, None))
+
+
+def test_reports_of_a_group_are_checked_one_by_one_where_one_is_odd():
+    report = {"loss": torch.tensor([1.0, torch.nan])}
+    assert faults_in_reports(report, ("loss",), [None, None])[0] is None
+    assert "not finite" in faults_in_reports(report, ("loss",), [None, None])[1]
+    assert faults_in_reports({"loss": torch.tensor([1.0, 2.0])}, ("loss",), ["earlier", None]) == ["earlier", None]
