@@ -84,7 +84,7 @@ def mixture_stage(setting: Setting, shared: Broadcast, data: ClientData, rng: St
         "specialist": shared.model,
         "gate": trees.stack([setting.gate.init(seed) for seed in rng.seeds("gate")]),
     }
-    data = ClientData(*(with_general_answers(setting, shared, part) for part in data))
+    data = data.map(lambda part: with_general_answers(setting, shared, part))
     return PersonalState(**train_mixture(begin, mixture_losses(setting), data, setting.personal, rng, setting.way))
 
 

@@ -19,7 +19,7 @@ from workloads import WORKLOADS
 
 from fedmoe import wire
 from fedmoe.algorithms import fedavg
-from fedmoe.clients.federation import Federation
+from fedmoe.clients import federation
 from fedmoe.engines import coordinator
 from fedmoe.engines.embedded import start
 from fedmoe.native.trainer import Trainer
@@ -28,7 +28,7 @@ from fedmoe.native.trainer import Trainer
 PARTS: list[tuple[Any, str, str]] = [
     (Trainer, "run", "kernels"),
     (fedavg, "train_classifier", "trainer around the kernels"),
-    (Federation, "data", "clients' examples side by side"),
+    (federation, "side_by_side", "clients' examples side by side"),
     (wire, "encode_answer", "answers to bytes"),
     (wire, "decode_answer", "bytes to answers"),
     (wire, "encode", "broadcast to bytes"),

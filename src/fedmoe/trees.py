@@ -11,10 +11,9 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
-from safetensors.numpy import save
-from safetensors.torch import save as torch_save
 from torch import Tensor
 
+from fedmoe.encoding import encode_tensors
 from fedmoe.errors import MessageError
 from fedmoe.vocabulary import Tensors, Tree
 
@@ -103,14 +102,7 @@ def _collect(tree: Tree, path: str, named: Tensors) -> None:
 
 def to_bytes(tree: Tree, metadata: dict[str, str] | None = None) -> bytes:
     """Named tensors as safetensors."""
-    return _serialized(to_named(tree), metadata)
-
-
-def _serialized(named: Tensors, metadata: dict[str, str] | None = None) -> bytes:
-    """By way of NumPy: `safetensors.torch.save` refuses leaves that share memory, and searches long for them."""
-    if any(leaf.dtype == torch.bfloat16 for leaf in named.values()):  # which NumPy does not know
-        return torch_save({name: leaf.detach().clone() for name, leaf in named.items()}, metadata)
-    return save({name: leaf.detach().contiguous().numpy() for name, leaf in named.items()}, metadata)
+    return encode_tensors(to_named(tree), metadata)
 
 
 def from_named(kind: type[T], named: Mapping[str, Tensor]) -> T:

@@ -1,8 +1,10 @@
-"""The words that every layer uses. No logic.
+"""The words that every layer uses. Next to no logic.
 
 Shape suffixes: S clients of a cohort, N examples of a client, B examples of a batch.
 """
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -29,11 +31,23 @@ class Examples(NamedTuple):
     extra: Tensors
 
 
-class ClientData(NamedTuple):
+class ClientData:
     """What client code may see: training and validation examples, of one client or of a cohort.
 
     Code whose result leaves the client is handed the opted-in records only; personalisation is handed all of them.
+    A part may be given as a function, called when the part is first asked for: a round seldom looks at validation data.
     """
 
-    train: Examples
-    validation: Examples
+    def __init__(self, train: Examples | Callable[[], Examples], validation: Examples | Callable[[], Examples]) -> None:
+        self._train, self._validation = train, validation
+
+    @cached_property
+    def train(self) -> Examples:
+        return self._train() if callable(self._train) else self._train
+
+    @cached_property
+    def validation(self) -> Examples:
+        return self._validation() if callable(self._validation) else self._validation
+
+    def map(self, change: Callable[[Examples], Examples]) -> "ClientData":
+        return ClientData(change(self.train), change(self.validation))

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import Tensor
 
 from fedmoe import trees
+from fedmoe.encoding import ALIGNMENT, Bytes, decode_tensors
 from fedmoe.errors import MessageError
 from fedmoe.vocabulary import Tensors, Tree
 
@@ -39,10 +37,10 @@ def encode_answer(update: Tree, report: Tree) -> bytes:
     return trees.to_bytes({"update": update, "report": report})
 
 
-def decode_answer(data: bytes) -> tuple[Tensors, Tensors]:
+def decode_answer(data: Bytes) -> tuple[Tensors, Tensors]:
     """The named tensors of the update and of the report."""
     parts: dict[str, Tensors] = {"update": {}, "report": {}}
-    for name, tensor in decode_named(data).items():
+    for name, tensor in decode_tensors(data).items():
         part, _, rest = name.partition("/")
         if part not in parts or not rest:
             raise MessageError(f"an answer holds {name!r}, which belongs neither to the update nor to the report.")
@@ -58,16 +56,8 @@ def _require_message(tree: Tree) -> None:
         )
 
 
-def decode(kind: type[T], data: bytes) -> T:
-    return trees.from_named(kind, decode_named(data))
-
-
-def decode_named(data: bytes) -> Tensors:
-    try:
-        named: dict[str, Tensor] = load(data)  # in no particular order: sort, so that sums over names are repeatable
-    except SafetensorError as error:
-        raise MessageError(f"a message of {len(data)} bytes is not safetensors: {error}.") from error
-    return dict(sorted(named.items()))
+def decode(kind: type[T], data: Bytes) -> T:
+    return trees.from_named(kind, decode_tensors(data))
 
 
 def by_expert(named: Tensors) -> Tensors:
@@ -95,27 +85,31 @@ def by_expert(named: Tensors) -> Tensors:
     return apart
 
 
-def pack(header: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
-    """One frame: a JSON header and some blobs.
+def pack(header: dict[str, Any], blobs: Sequence[Bytes] = ()) -> bytearray:
+    """One frame: a JSON header and some blobs, all aligned, so that tensors can be read where they lie.
 
-    >>> unpack(pack({"do": "score"}, [b"ab", b""]))
+    >>> header, blobs = unpack(pack({"do": "score"}, [b"ab", b""]))
+    >>> header, [bytes(blob) for blob in blobs]
     ({'do': 'score'}, [b'ab', b''])
     """
     head = json.dumps({"sizes": [len(blob) for blob in blobs], "header": header}).encode()
-    return b"".join([struct.pack(">Q", len(head)), head, *blobs])
+    head += b" " * (-len(head) % ALIGNMENT)
+    padded = (part for blob in blobs for part in (blob, bytes(-len(blob) % ALIGNMENT)))
+    return bytearray().join([struct.pack(">Q", len(head)), head, *padded])
 
 
-def unpack(frame: bytes) -> tuple[dict[str, Any], list[bytes]]:
+def unpack(frame: Bytes) -> tuple[dict[str, Any], list[memoryview]]:
+    """The header, and the blobs as views of the frame."""
     try:
         (length,) = struct.unpack_from(">Q", frame)
-        head = json.loads(frame[8 : 8 + length])
+        head = json.loads(bytes(frame[8 : 8 + length]))
         header, sizes = head["header"], head["sizes"]
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise MessageError(f"a frame of {len(frame)} bytes has no readable header: {error}.") from error
-    blobs, start = [], 8 + length
+    blobs, start, view = [], 8 + length, memoryview(frame)
     for size in sizes:
-        blobs.append(frame[start : start + size])
-        start += size
+        blobs.append(view[start : start + size])
+        start += size + -size % ALIGNMENT
     if start != len(frame):
         raise MessageError(f"a frame of {len(frame)} bytes states {start}: it was cut or joined on its way.")
     return header, blobs

@@ -160,7 +160,7 @@ class TestTheBestModel:
     def test_a_client_scores_what_it_was_sent_on_its_validation_data(self, way):
         validation = fedavg(FedAvgConfig(validate_every=7), setting(way)).validation
         data = cohort(3, 3)
-        data = data._replace(validation=side_by_side([rows(4, 5), rows(0, 6)]))
+        data = ClientData(data.train, side_by_side([rows(4, 5), rows(0, 6)]))
         sent = Broadcast(EXPERT.init(1))
         _, scores, _ = validation.exchange.local_update(trees.stack([sent, sent]), Nothing(), data, None)
         expected = F.cross_entropy(EXPERT(sent.model, rows(4, 5).x), rows(4, 5).y)

@@ -29,6 +29,7 @@ from fedmoe.algorithms.fedmix_objective import objective
 from fedmoe.algorithms.fedmix_states import ClientState, FedMixConfig, Update
 from fedmoe.clients.federation import side_by_side
 from fedmoe.clients.private_store import PrivateStore
+from fedmoe.encoding import decode_tensors
 from fedmoe.models.expert_mixture import marginal_entropy
 from fedmoe.streams import Streams
 from fedmoe.training.batches import shuffled
@@ -277,7 +278,7 @@ def test_the_manifest_counts_the_bytes_of_each_expert_that_were_really_encoded(t
                 add_bytes(up, update)
         for header, blobs in map(wire.unpack, spy.received):
             for which in header["which"] if header["do"] == "exchange" else ():
-                add_bytes(down, wire.decode_named(blobs[which]))
+                add_bytes(down, decode_tensors(blobs[which]))
         assert up == bytes_in_manifest(outcome.manifest["sent_by_clients"]["train"])
         assert down == bytes_in_manifest(outcome.manifest["received_by_clients"]["train"])
         whole = 4 * len(PARTICIPANTS) * setting.expert.num_weights * 4
@@ -302,7 +303,7 @@ def test_clients_that_hold_different_experts_train_in_one_cohort(tmp_path):
     held = []
     for header, blobs in map(wire.unpack, spy.received):
         if header["do"] == "exchange":
-            held.append({tuple(wire.decode_named(blobs[which])["which"].tolist()) for which in header["which"]})
+            held.append({tuple(decode_tensors(blobs[which])["which"].tolist()) for which in header["which"]})
     assert any(len(sets) > 1 for sets in held)
     assert all(len({len(one) for one in sets}) == 1 for sets in held)
 

@@ -19,6 +19,7 @@ from fedmoe.training.augment import AUGMENTATIONS, Augmentation
 from fedmoe.training.classifier import log_probs
 from fedmoe.training.fit import EarlyStopping, Group, fit
 from fedmoe.training.plan import TrainingPlan
+from fedmoe.vocabulary import ClientData
 
 EXPERT = Network(lambda: mlp((3,), 2, (4,)), "expert")
 GATE = Network(lambda: mlp((3,), 1, (4,)), "gate")
@@ -122,7 +123,7 @@ def test_predictions_are_probabilities(name):
 def contradicted():
     """Validation labels that say the opposite of the training labels, on the same inputs."""
     data = everything()
-    return data._replace(validation=data.train._replace(y=1 - data.train.y))
+    return ClientData(data.train, data.train._replace(y=1 - data.train.y))
 
 
 class TestFineTuned:
@@ -139,7 +140,7 @@ class TestFineTuned:
 
     def test_it_improves_on_what_it_is_stopped_by(self):
         data = everything()
-        data = data._replace(validation=data.train)
+        data = ClientData(data.train, data.train)
         state = fine_tuned.fine_tune(setting(epochs=20), received()[1], data, streams())
         for s in range(3):
             losses = [F.cross_entropy(EXPERT(p, data.train.x[s]), data.train.y[s]) for p in (

@@ -40,6 +40,7 @@ from fedmoe.algorithms.algorithm import Algorithm, Exchange
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.clients.union import with_union
+from fedmoe.encoding import decode_tensors
 from fedmoe.engines.coordinator import Transport
 from fedmoe.errors import MessageError
 from fedmoe.training.inference import Way
@@ -169,7 +170,7 @@ def test_the_manifest_counts_what_really_passed(name: str, tmp_path: Path) -> No
             of_client[client] += sum(tensor.nbytes for tensor in (*update.values(), *report.values()))
     for header, blobs in map(wire.unpack, spy.received):
         for which in header["which"] if header["do"] == "exchange" else ():
-            down.update(wire.by_expert(wire.decode_named(blobs[which])).keys())
+            down.update(wire.by_expert(decode_tensors(blobs[which])).keys())
     for kept in outcome.kept.values():
         down.update(wire.by_expert(trees.to_named(kept)).keys())
 

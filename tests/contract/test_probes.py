@@ -27,6 +27,7 @@ from builders import (
 from contract.probes import NUM_CHOSEN, NUM_EXPERTS, PROBES, PrivateGates, PrivatePersonal
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.encoding import decode_tensors
 from fedmoe.engines.coordinator import Coordinator, Transport
 from fedmoe.vocabulary import ClientId, Tensors
 
@@ -95,7 +96,7 @@ def test_a_client_is_sent_the_experts_that_it_chose(tmp_path: Path) -> None:
         for client, messages in sent.messages.items()
     }
     was_sent = {
-        client: wire.decode_named(blobs[which])["which"].tolist()
+        client: decode_tensors(blobs[which])["which"].tolist()
         for header, blobs in map(wire.unpack, spy.received)
         if (header.get("phase"), header.get("index")) == ("round", 1)
         for client, which in zip(header["clients"], header["which"], strict=True)

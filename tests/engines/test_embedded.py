@@ -28,6 +28,9 @@ class Echo:
             os.kill(os.getpid(), signal.SIGKILL)
         return frame
 
+    def close(self) -> None:
+        self.closed = True
+
 
 def forked(num_workers: int) -> Forked:
     return Forked(Echo(), num_workers)  # type: ignore[arg-type]
@@ -61,6 +64,19 @@ def test_every_frame_is_answered_under_its_index(num_workers: int) -> None:
 def test_one_worker_needs_no_process() -> None:
     assert isinstance(start(Echo(), 1), InProcess)  # type: ignore[arg-type]
     assert isinstance(start(Echo(), 2), Forked)  # type: ignore[arg-type]
+
+
+def test_a_single_frame_is_answered_here_without_waking_anyone() -> None:
+    class WhoAmI(Echo):
+        def handle(self, frame: bytes) -> bytes:
+            return str(os.getpid()).encode()
+
+    worker = WhoAmI()
+    with Forked(worker, 2) as transport:  # type: ignore[arg-type]
+        (alone,) = dict(transport.run([b"one"])).values()
+        several = dict(transport.run([b"one", b"two", b"three"])).values()
+    assert alone == str(os.getpid()).encode() and alone not in several
+    assert worker.closed  # its store: a connection must not live on into another fork
 
 
 def test_a_large_frame_passes() -> None:

@@ -4,7 +4,7 @@ from torch import nn
 from fedmoe.models.images import SmallCNN, mlp
 from fedmoe.models.network import Network
 from fedmoe.models.resnet import resnet
-from fedmoe.training.ways import choose_way, missing_kernels, reason
+from fedmoe.training.ways import choose_way, cohort_size, missing_kernels, reason
 
 
 def dense():
@@ -41,3 +41,11 @@ def test_one_network_that_the_kernels_do_not_know_takes_all_to_the_general_ways(
     assert choose_way([dense(), residual]) == "looped" and "straight chain" in reason([dense(), residual], "looped")
     normed = Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)), "expert", (4,))
     assert choose_way([normed]) == "stacked" and "batch well" in reason([normed], "stacked")
+
+
+def test_native_cohorts_grow_as_networks_get_lighter():
+    heavy = Network(lambda: mlp((784,), 10, (200,)), "expert", (784,))
+    assert [cohort_size([dense(), dense()], "native")(clients) for clients in (1, 10, 16, 100)] == [1, 10, 16, 16]
+    assert [cohort_size([heavy, dense()], "native")(clients) for clients in (1, 10, 100)] == [1, 5, 16]
+    assert [cohort_size([image(), dense()], "native")(clients) for clients in (1, 10, 100)] == [1, 2, 13]
+    assert cohort_size([dense()], "stacked")(10) == 16 and cohort_size([image()], "looped")(10) == 1

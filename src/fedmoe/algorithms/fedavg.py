@@ -7,6 +7,7 @@ With a `server_optimizer` it is generalised FedAvg (Reddi et al. 2021): that mea
 Shape suffix: S clients of a cohort.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -141,7 +142,8 @@ def move_model(
     optimizer: ServerOptimizer | None,
 ) -> tuple[Tensors, Moments]:
     """Eq. 2, or the server's step towards it; a client's claim of n_k counts from 0 up to `max_weight`."""
-    weights = {client: float(update.num_examples.clamp(0, max_weight)) for client, update in updates.items()}
+    cap = math.inf if max_weight is None else max_weight
+    weights = {client: min(max(float(update.num_examples), 0.0), cap) for client, update in updates.items()}
     if not sum(weights.values()):
         return model, moments
     mean = weighted_mean({client: update.model for client, update in updates.items()}, weights)

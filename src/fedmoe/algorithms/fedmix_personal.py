@@ -44,7 +44,7 @@ def personalize(
         "which": shared.which, "in_use": in_use_of(config, usage_SK, shared.which),
     }  # fmt: skip
     parts = private_parts(config, shared, client)
-    for_fit = ClientData(*(part._replace(counts=part.counts * is_new_S) for part in data))  # no examples, no step
+    for_fit = data.map(lambda part: part._replace(counts=part.counts * is_new_S))  # no examples, no step
     parts, own_SK = fit_gate(config, setting, parts, frozen, client.usage, for_fit, rng)
     experts: Tensors = {}
     if config.fine_tune_epochs:
@@ -78,7 +78,7 @@ def fit_gate(
     plan, kept = setting.personal, {**frozen, **parts}
     if not plan.augment:  # else every batch has images that the experts have not answered yet
         experts = kept.pop("experts")
-        data = ClientData(*(with_answers(setting.expert, experts, one, setting.way) for one in data))
+        data = data.map(lambda one: with_answers(setting.expert, experts, one, setting.way))
     fitted = train_parts(config, setting, private, kept, usage_SK, data, plan, rng, stop_early=True).params
     own_SK = fitted["usage"]["share"] if config.condition == "client" else usage_SK
     return {**parts, **fitted.get("mixture", {})}, own_SK

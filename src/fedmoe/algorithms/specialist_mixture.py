@@ -42,7 +42,7 @@ def personalize(setting: Setting, shared: Broadcast, data: ClientData, rng: Stre
     gate_S = trees.stack([setting.gate.init(seed) for seed in rng.seeds("gate")])  # line 3
     frozen: Tree = shared.model
     if not setting.personal.augment:  # else every batch has images that f_g has not answered yet
-        data, frozen = ClientData(*(with_general_answers(setting, shared, part) for part in data)), None
+        data, frozen = data.map(lambda part: with_general_answers(setting, shared, part)), None
     losses = mixture_losses(setting)
     start = {"specialist": specialist_S, "gate": gate_S}
     trained = train_mixture(start, losses, data, setting.personal, rng, setting.way, frozen)  # line 9

@@ -80,12 +80,14 @@ class Federation:
     def data(self, clients: Sequence[ClientId], *, opted_in_only: bool) -> ClientData:
         """The cohort's examples side by side. What leaves a client is computed from its opted-in records alone."""
         records = [self.load(client) for client in clients]
-        if opted_in_only:
-            train = [keep(r.train, r.train_opted_in) for r in records]
-            validation = [keep(r.validation, r.validation_opted_in) for r in records]
-        else:
-            train, validation = [r.train for r in records], [r.validation for r in records]
-        return ClientData(side_by_side(train), side_by_side(validation))
+        if not opted_in_only:
+            return ClientData(
+                lambda: side_by_side([r.train for r in records]), lambda: side_by_side([r.validation for r in records])
+            )
+        return ClientData(
+            lambda: side_by_side([keep(r.train, r.train_opted_in) for r in records]),
+            lambda: side_by_side([keep(r.validation, r.validation_opted_in) for r in records]),
+        )
 
 
 def examples(x: Tensor, y: Tensor, extra: Tensors | None = None) -> Examples:
@@ -104,8 +106,8 @@ def side_by_side(clients: Sequence[Examples]) -> Examples:
     """Stack ragged clients, padded at the end with zeros."""
     if len(clients) == 1:
         return trees.tree_map(lambda leaf: leaf[None], clients[0])
-    longest = max(len(one.y) for one in clients)
-    return trees.stack([one if len(one.y) == longest else _padded(one, longest) for one in clients])
+    longest = max(one.y.shape[0] for one in clients)
+    return trees.stack([one if one.y.shape[0] == longest else _padded(one, longest) for one in clients])
 
 
 def _padded(one: Examples, length: int) -> Examples:

@@ -8,9 +8,8 @@ import sqlite3
 from pathlib import Path
 from typing import TypeVar
 
-from safetensors.torch import load
-
 from fedmoe import trees
+from fedmoe.encoding import decode_tensors
 from fedmoe.errors import RunError
 from fedmoe.vocabulary import ClientId, Tree
 
@@ -41,7 +40,7 @@ class PrivateStore:
             "SELECT tensors FROM state WHERE kind = ? AND client = ? AND round < ? ORDER BY round DESC LIMIT 1",
             (kind, client, before_round),
         ).fetchone()
-        return trees.from_named(tree_type, load(row[0])) if row else None
+        return trees.from_named(tree_type, decode_tensors(row[0])) if row else None
 
     def save(self, kind: str, states: dict[ClientId, Tree], round_number: int) -> None:
         """All states of a cohort, or none of them."""

@@ -6,13 +6,13 @@ How frames reach workers is a `Transport`'s business, so the same coordinator dr
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple, Protocol
-
-import torch
 
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, no_fault
 from fedmoe.clients.federation import Federation
+from fedmoe.encoding import Bytes
 from fedmoe.engines.door import faults_in_reports, faults_in_updates
 from fedmoe.engines.frames import Cohort, frame_of, shared
 from fedmoe.engines.manifest import Manifest, Sent
@@ -27,7 +27,7 @@ VALIDATION_CLIENTS = 100
 
 
 class Transport(Protocol):
-    def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+    def run(self, frames: Sequence[Bytes]) -> Iterator[tuple[int, Bytes]]:
         """(index of the frame, answer), as answers arrive."""
 
 
@@ -143,7 +143,7 @@ class Coordinator:
         """Before and after personalisation; on a look before it, with the private states of that round."""
         clock = self.final_clock if look_after is None else self._clock(look_after + 1, 0)
         header = {"do": "score", "clock": clock, "personalized": look_after is None}
-        for answer in self._answers(header, self.cohorts(kept, self.algorithm.delivery[-1], size=1)):
+        for answer in self._answers(header, self.cohorts(kept, self.algorithm.delivery[-1], most=1)):
             yield [Score(**score) for score in answer["scores"]]
 
     def forget_superseded(self, round_number: int) -> None:
@@ -175,17 +175,20 @@ class Coordinator:
         self._count_down(exchange.name, broadcasts)
         return self._sort(exchange, round_number, told, broadcasts)
 
-    def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, size: int | None = None) -> list[Cohort]:
+    def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, most: int | None = None) -> list[Cohort]:
         """Clients with equal keys, in the order of ids, in groups whose size does not depend on the workers."""
+        if not broadcasts:
+            return []
         by_key: dict[Any, list[ClientId]] = {}
         for client in sorted(broadcasts):
             by_key.setdefault(exchange.cohort_key(broadcasts[client]), []).append(client)
-        size = size or (self.cohort_size(len(broadcasts)) if callable(self.cohort_size) else self.cohort_size)
+        size = self.cohort_size(len(broadcasts)) if callable(self.cohort_size) else self.cohort_size
+        size = min(size, most or size)
         parts = [group[i : i + size] for group in by_key.values() for i in range(0, len(group), size)]
         return [Cohort(part, [broadcasts[client] for client in part]) for part in parts]
 
     def _receive(
-        self, exchange: Exchange, sent: list[Tree], group: list[ClientId], message: bytes
+        self, exchange: Exchange, sent: list[Tree], group: list[ClientId], message: Bytes
     ) -> dict[ClientId, Reply]:
         """The messages of clients that answered together, each with the reason why it is refused, if it is."""
         try:
@@ -244,7 +247,9 @@ class Coordinator:
         return round_number * (max(len(self.algorithm.round), len(self.algorithm.delivery)) + 2) + slot
 
     def _on_cohorts(self, header: dict[str, Any], kept: dict[ClientId, Tree]) -> Iterator[list[ClientId]]:
-        for answer in self._answers(header, self.cohorts(kept, self.algorithm.delivery[-1])):
+        """In two parts at least, since this is long work: a single cohort would leave workers idle."""
+        halves = self.cohorts(kept, self.algorithm.delivery[-1], most=-(-len(kept) // 2))
+        for answer in self._answers(header, halves):
             yield answer["clients"]
 
     def _answers(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[dict[str, Any]]:
@@ -253,7 +258,7 @@ class Coordinator:
     def _ask(self, header: dict[str, Any]) -> dict[str, Any]:
         return next(answer for answer, _ in self._run(header, [Cohort([], [])]))
 
-    def _run(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
+    def _run(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[tuple[dict[str, Any], list[memoryview]]]:
         encoded: dict[int, bytes] = {}
         frames = [frame_of(header, cohort, encoded) for cohort in cohorts]
         for _, frame in self.transport.run(frames):
@@ -267,4 +272,4 @@ def _mean_reports(reports: dict[ClientId, Any]) -> dict[str, float]:
     if not reports:
         return {}
     named = [trees.to_named(report) for report in reports.values()]
-    return {name: float(torch.stack([one[name] for one in named]).double().mean()) for name in named[0]}
+    return {name: fmean(float(one[name]) for one in named) for name in named[0]}

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from fedmoe import trees, wire
+from fedmoe.encoding import Bytes
 from fedmoe.vocabulary import ClientId, Tree
 
 # Which tensors a broadcast holds, under which names.
@@ -14,7 +15,7 @@ class Cohort(NamedTuple):
     broadcasts: list[Tree]
 
 
-def frame_of(header: dict[str, Any], cohort: Cohort, encoded: dict[int, bytes]) -> bytes:
+def frame_of(header: dict[str, Any], cohort: Cohort, encoded: dict[int, bytes]) -> Bytes:
     """A cohort's work; a broadcast that several clients share is encoded and sent once."""
     blobs: dict[int, int] = {}
     for broadcast in cohort.broadcasts:
@@ -30,9 +31,13 @@ def shared(broadcasts: dict[ClientId, Tree]) -> dict[ClientId, Tree]:
 
     Names too: the same tensors under other names, such as one start for several experts, are another message.
     """
+    seen: dict[tuple[int, ...], Tree] = {}  # by its fields, which most algorithms take from the server as they are
     known: dict[Identity, Tree] = {}
     same = {}
     for client, broadcast in broadcasts.items():
-        identity = tuple((name, id(leaf)) for name, leaf in trees.to_named(broadcast).items())
-        same[client] = known.setdefault(identity, broadcast)
+        fields = tuple(map(id, broadcast))
+        if fields not in seen:
+            identity = tuple((name, id(leaf)) for name, leaf in trees.to_named(broadcast).items())
+            seen[fields] = known.setdefault(identity, broadcast)
+        same[client] = seen[fields]
     return same

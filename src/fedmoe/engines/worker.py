@@ -10,6 +10,7 @@ from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, Nothing
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.private_store import PrivateStore
+from fedmoe.encoding import Bytes
 from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, RunError
 from fedmoe.evaluation.metrics import Score, score_examples
 from fedmoe.streams import Streams
@@ -36,16 +37,22 @@ class Worker:
             self._store = PrivateStore(self._store_path)
         return self._store
 
-    def handle(self, frame: bytes) -> bytes:
+    def close(self) -> None:
+        """Before another fork."""
+        if self._store:
+            self._store.close()
+            self._store = None
+
+    def handle(self, frame: Bytes) -> Bytes:
         """An error that the user can mend travels back as a frame; a defect of ours raises here."""
         header, blobs = wire.unpack(frame)
         try:
-            answer: bytes = getattr(self, f"do_{header['do']}")(header, blobs)
+            answer: Bytes = getattr(self, f"do_{header['do']}")(header, blobs)
             return answer
         except FedmoeError as error:
             return wire.pack({"error": type(error).__name__, "message": str(error)})
 
-    def do_exchange(self, header: dict[str, Any], blobs: list[bytes]) -> bytes:
+    def do_exchange(self, header: dict[str, Any], blobs: list[memoryview]) -> Bytes:
         exchange = find_exchange(self.algorithm, header["phase"], header["index"])
         clients, clock = header["clients"], header["clock"]
         received = self._received(exchange, header, blobs)
@@ -67,7 +74,7 @@ class Worker:
             reports = [trees.stack([report]) for report in trees.unstack(report_S, len(clients))]
         return wire.pack({"groups": groups}, list(map(wire.encode_answer, updates, reports)))
 
-    def do_personalize(self, header: dict[str, Any], blobs: list[bytes]) -> bytes:
+    def do_personalize(self, header: dict[str, Any], blobs: list[memoryview]) -> Bytes:
         clients, clock = header["clients"], header["clock"]
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = [self._client_state(b, client, clock) for b, client in zip(received, clients, strict=True)]
@@ -79,14 +86,14 @@ class Worker:
         self._keep("final", clients, final_S, clock)
         return wire.pack({"clients": clients})
 
-    def do_personalized(self, header: dict[str, Any], _blobs: list[bytes]) -> bytes:
+    def do_personalized(self, header: dict[str, Any], _blobs: list[memoryview]) -> Bytes:
         return wire.pack({"clients": sorted(self.store.clients("final", header["clock"]))})
 
-    def do_forget(self, header: dict[str, Any], _blobs: list[bytes]) -> bytes:
+    def do_forget(self, header: dict[str, Any], _blobs: list[memoryview]) -> Bytes:
         self.store.forget_superseded(header["clock"])
         return wire.pack({})
 
-    def do_score(self, header: dict[str, Any], blobs: list[bytes]) -> bytes:
+    def do_score(self, header: dict[str, Any], blobs: list[memoryview]) -> Bytes:
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         scores = [
             score._asdict()
@@ -140,7 +147,7 @@ class Worker:
             personal.append(self.algorithm.init_personal(shared, state, client, self.seed) if known is None else known)
         return trees.stack(personal)
 
-    def _received(self, exchange: Exchange, header: dict[str, Any], blobs: list[bytes]) -> list[Tree]:
+    def _received(self, exchange: Exchange, header: dict[str, Any], blobs: list[memoryview]) -> list[Tree]:
         distinct = [wire.decode(exchange.broadcast_type, blob) for blob in blobs]
         return [distinct[which] for which in header["which"]]
 

@@ -261,6 +261,73 @@ static void clear_embeddings(const Chain& chain, float* const* grads, const int6
       memset(grads[chain.layers[l].weight], 0, sizes[chain.layers[l].weight] * sizeof(float));
 }
 
+// One network among those that a client trains together: its parameters start at `offsets` of the flat vector.
+struct Net {
+  const Layer* layers;
+  int64_t count;
+  const int64_t* offsets;
+  const int64_t* sizes;
+  int64_t num_params;
+};
+
+// One client's part in a call. `flat` (P) and the optimizer's slots are changed in place; `order` holds the row numbers of
+// all batches, `ends` where each batch ends in it; `given` is the frozen second expert's log-probability at each row's
+// label, where there is one.
+struct Client {
+  const float* x;
+  const int64_t* y;
+  const float* given;
+  float *flat, *mean, *square;
+  const int64_t *order, *ends;
+  int64_t steps, steps_before;
+};
+
+static double train_one(const Net* nets, int64_t num_nets, const Client& client, int64_t num_weights,
+                        const Optimizer& optimizer) {
+  static thread_local Scratch scratch;
+  float* gradient = scratch.floats(10, num_weights);
+  int64_t in_size = nets[0].layers[0].in_size(), classes = nets[0].layers[nets[0].count - 1].out_size();
+  std::vector<Tape> tapes(num_nets);
+  std::vector<float*> dy(num_nets), scores(num_nets);
+  std::vector<std::vector<const float*>> params(num_nets);
+  std::vector<std::vector<float*>> grads(num_nets);
+  std::vector<const float*> rows;
+  for (int64_t m = 0; m < num_nets; m++)
+    for (int64_t j = 0; j < nets[m].num_params; j++) {
+      params[m].push_back(client.flat + nets[m].offsets[j]);
+      grads[m].push_back(gradient + nets[m].offsets[j]);
+    }
+  double total = 0;
+  for (int64_t step = 0, begin = 0; step < client.steps; begin = client.ends[step++]) {
+    int64_t batch = client.ends[step] - begin;
+    rows.resize(batch);
+    for (int64_t b = 0; b < batch; b++) rows[b] = client.x + client.order[begin + b] * in_size;
+    for (int64_t m = 0; m < num_nets; m++) {
+      Chain chain{nets[m].layers, nets[m].count, &scratch};
+      const Layer& last = chain.layers[chain.count - 1];
+      tapes[m] = Tape{scratch.floats(20 + m, Tape::size(chain.layers, chain.count, batch)), batch};
+      chain.forward(params[m].data(), rows.data(), tapes[m]);
+      dy[m] = scratch.floats(30 + m, batch * last.out_stride());
+      memcpy(dy[m], tapes[m].output(chain.layers, chain.count - 1), batch * last.out_stride() * sizeof(float));
+    }
+    double loss = 0;
+    for (int64_t b = 0; b < batch; b++) {
+      int64_t row = client.order[begin + b];
+      for (int64_t m = 0; m < num_nets; m++) scores[m] = dy[m] + b * nets[m].layers[nets[m].count - 1].out_stride();
+      loss += num_nets == 1 ? cross_entropy(scores.data(), classes, client.y[row], 1.f / batch)
+                            : mixture(scores.data(), classes, client.y[row], client.given ? client.given + row : nullptr, 1.f / batch);
+    }
+    total += loss / batch;
+    for (int64_t m = 0; m < num_nets; m++) {
+      Chain chain{nets[m].layers, nets[m].count, &scratch};
+      clear_embeddings(chain, grads[m].data(), nets[m].sizes);
+      chain.backward(params[m].data(), grads[m].data(), rows.data(), tapes[m], dy[m], nullptr);
+    }
+    descend(optimizer, client.flat, gradient, client.mean, client.square, num_weights, client.steps_before + step + 1);
+  }
+  return total;
+}
+
 }  // namespace fedmoe
 
 using namespace fedmoe;
@@ -319,63 +386,10 @@ void fedmoe_backward(const Layer* layers, int64_t count, int64_t items, int64_t 
   }
 }
 
-// One network among those that a client trains together: its parameters start at `offsets` of the flat vector.
-struct Net {
-  const Layer* layers;
-  int64_t count;
-  const int64_t* offsets;
-  const int64_t* sizes;
-  int64_t num_params;
-};
-
-// Local training of one client: by cross-entropy of one network, or of a mixture of several. flat (P) and the optimizer's
-// slots are changed in place; `order` holds the row numbers of all batches, `ends` where each batch ends in it; `given`
-// is the frozen second expert's log-probability at each row's label, where there is one. Returns the sum of the batches'
-// mean losses.
-double fedmoe_train(const Net* nets, int64_t num_nets, const float* x, const int64_t* y, const float* given,
-                    const int64_t* order, const int64_t* ends, int64_t steps, float* flat, int64_t num_weights,
-                    float* mean, float* square, int64_t steps_before, const Optimizer* optimizer) {
-  static thread_local Scratch scratch;
-  float* gradient = scratch.floats(10, num_weights);
-  int64_t in_size = nets[0].layers[0].in_size(), classes = nets[0].layers[nets[0].count - 1].out_size();
-  std::vector<Tape> tapes(num_nets);
-  std::vector<float*> dy(num_nets), scores(num_nets);
-  std::vector<std::vector<const float*>> params(num_nets);
-  std::vector<std::vector<float*>> grads(num_nets);
-  std::vector<const float*> rows;
-  for (int64_t m = 0; m < num_nets; m++)
-    for (int64_t j = 0; j < nets[m].num_params; j++) {
-      params[m].push_back(flat + nets[m].offsets[j]);
-      grads[m].push_back(gradient + nets[m].offsets[j]);
-    }
-  double total = 0;
-  for (int64_t step = 0, begin = 0; step < steps; begin = ends[step++]) {
-    int64_t batch = ends[step] - begin;
-    rows.resize(batch);
-    for (int64_t b = 0; b < batch; b++) rows[b] = x + order[begin + b] * in_size;
-    for (int64_t m = 0; m < num_nets; m++) {
-      Chain chain{nets[m].layers, nets[m].count, &scratch};
-      const Layer& last = chain.layers[chain.count - 1];
-      tapes[m] = Tape{scratch.floats(20 + m, Tape::size(chain.layers, chain.count, batch)), batch};
-      chain.forward(params[m].data(), rows.data(), tapes[m]);
-      dy[m] = scratch.floats(30 + m, batch * last.out_stride());
-      memcpy(dy[m], tapes[m].output(chain.layers, chain.count - 1), batch * last.out_stride() * sizeof(float));
-    }
-    double loss = 0;
-    for (int64_t b = 0; b < batch; b++) {
-      int64_t row = order[begin + b];
-      for (int64_t m = 0; m < num_nets; m++) scores[m] = dy[m] + b * nets[m].layers[nets[m].count - 1].out_stride();
-      loss += num_nets == 1 ? cross_entropy(scores.data(), classes, y[row], 1.f / batch)
-                            : mixture(scores.data(), classes, y[row], given ? given + row : nullptr, 1.f / batch);
-    }
-    total += loss / batch;
-    for (int64_t m = 0; m < num_nets; m++) {
-      Chain chain{nets[m].layers, nets[m].count, &scratch};
-      clear_embeddings(chain, grads[m].data(), nets[m].sizes);
-      chain.backward(params[m].data(), grads[m].data(), rows.data(), tapes[m], dy[m], nullptr);
-    }
-    descend(*optimizer, flat, gradient, mean, square, num_weights, steps_before + step + 1);
-  }
-  return total;
+// Local training of clients, one after another: by cross-entropy of one network, or of a mixture of several. Writes the
+// sum of each client's mean losses of its batches.
+void fedmoe_train(const Net* nets, int64_t num_nets, const Client* clients, int64_t count, int64_t num_weights,
+                  const Optimizer* optimizer, double* losses) {
+  for (int64_t c = 0; c < count; c++) losses[c] = train_one(nets, num_nets, clients[c], num_weights, *optimizer);
 }
 }

@@ -1,8 +1,8 @@
 """Whole local training in the native kernels: many batches, forward, backward and optimizer step, in one call."""
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,20 +50,34 @@ class Trainer:
         )
         self._train = library().fedmoe_train
         whole, where = ctypes.c_int64, ctypes.c_void_p
-        self._train.argtypes = [where, whole, *[where] * 5, whole, where, whole, where, where, whole, where]
-        self._train.restype = ctypes.c_double
+        self._train.argtypes = [where, whole, where, whole, whole, where, where]
+        self._train.restype = None
 
-    def run(self, rows: "Rows", s: int, order: Tensor, ends: NDArray[np.int64], steps_before: int) -> float:
-        """The steps of client `s`, in place on its weights and slots: the sum of the batches' mean losses.
-
-        `order` holds the rows of all batches, `ends` where each batch ends in it.
-        """
-        images, y, given, flat, mean, square = (address and address + s * step for address, step in rows.places)
-        loss: float = self._train(
-            self._nets, len(self._kernels), images, y, given, order.data_ptr(), ends.ctypes.data, len(ends),
-            flat, rows.num_weights, mean, square, steps_before, ctypes.byref(self._optimizer),
+    def run(self, rows: "Rows", clients: Sequence["Steps"]) -> list[float]:
+        """Train clients in place on their weights and slots: for each the sum of its batches' mean losses."""
+        tasks = np.array(
+            [
+                (*rows.at(s), order.data_ptr(), ends.ctypes.data, len(ends), steps_before)
+                for s, order, ends, steps_before in clients
+            ],
+            dtype=np.int64,
+        )
+        losses = np.empty(len(clients))
+        self._train(
+            self._nets, len(self._kernels), tasks.ctypes.data, len(clients), rows.num_weights,
+            ctypes.byref(self._optimizer), losses.ctypes.data,
         )  # fmt: skip
-        return loss
+        told: list[float] = losses.tolist()
+        return told
+
+
+class Steps(NamedTuple):
+    """What a client does in a call."""
+
+    s: int  # its place in `Rows`
+    order: Tensor  # the rows of all batches
+    ends: NDArray[np.int64]  # where each batch ends in `order`
+    steps_before: int
 
 
 class Rows:
@@ -75,11 +89,15 @@ class Rows:
     def __init__(
         self, images_SN: Tensor, y_SN: Tensor, given_SN: Tensor | None, flat_SP: Tensor, slots: Sequence[Tensor]
     ) -> None:
-        self._tensors = (images_SN, y_SN, given_SN, flat_SP, *slots)  # kept alive: `places` points into them
+        self._tensors = (images_SN, y_SN, given_SN, flat_SP, *slots)  # kept alive: `_places` points into them
         mean, square = [*slots, None, None][:2]
         self.num_weights = flat_SP.shape[1]
         # Address, and bytes from client to client.
-        self.places: list[tuple[int | None, int]] = [
-            (None, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
+        self._places = [
+            (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
             for tensor in (images_SN, y_SN, given_SN, flat_SP, mean, square)
         ]
+
+    def at(self, s: int) -> Iterator[int]:
+        """Where the parts of client `s` begin, in the order of `struct Client` in chain.cpp; 0 for one that is not."""
+        return (address + s * step for address, step in self._places)

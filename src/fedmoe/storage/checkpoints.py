@@ -8,10 +8,9 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from safetensors import SafetensorError
-from safetensors.torch import load
-
 from fedmoe import trees
+from fedmoe.encoding import decode_tensors
+from fedmoe.errors import MessageError
 from fedmoe.storage.files import write_atomically
 from fedmoe.vocabulary import Tree
 
@@ -57,9 +56,9 @@ def _read(body: bytes, server_type: type[T]) -> Checkpoint:
     length = int.from_bytes(body[:8], "little")
     meta = json.loads(body[8 : 8 + length])["__metadata__"]
     try:
-        server = trees.from_named(server_type, load(body))
-    except SafetensorError as error:  # the digest is right, so this is a file of another program
-        raise ValueError(f"a checkpoint with a valid digest is not safetensors: {error}") from error
+        server = trees.from_named(server_type, decode_tensors(body))
+    except MessageError as error:  # the digest is right, so this is a file of another program
+        raise ValueError(f"a checkpoint has a valid digest, but {error}") from error
     return Checkpoint(int(meta["round"]), server, json.loads(meta["note"]))
 
 

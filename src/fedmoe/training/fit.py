@@ -149,7 +149,7 @@ class _Cohort:
             if not alive:
                 break
             self.run_epoch(alive)
-            self.epochs_S[slice(None) if len(alive) == self.size else alive] += 1  # a list costs ten times a slice
+            self.epochs_S[_rows(alive, self.size)] += 1
             if best and (epoch % best.every == 0 or epoch == epochs):
                 alive = best.keep(alive, self.flat, self.validation_losses(alive))
         flat = best.restore(self.flat) if best else self.flat
@@ -158,8 +158,9 @@ class _Cohort:
 
     def run_epoch(self, alive: list[int]) -> None:
         if self.native:
+            losses = self.native.run(alive, self.steps_S, self.taken_S)
+            self.loss_S[_rows(alive, self.size)] = torch.tensor(losses) / torch.tensor([self.steps_S[s] for s in alive])
             for s in alive:
-                self.loss_S[s] = self.native.run(s, self.steps_S[s], self.taken_S[s]) / self.steps_S[s]
                 self.taken_S[s] += self.steps_S[s]
             return
         self.loss_S[alive] = 0
@@ -261,6 +262,10 @@ class _Best:
 
     def restore(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
         return self.copies or flat
+
+
+def _rows(alive: list[int], size: int) -> list[int] | slice:
+    return slice(None) if len(alive) == size else alive  # a list costs ten times a slice
 
 
 def _leaves(views: Tree) -> Tree:

@@ -1,6 +1,6 @@
 """Whole epochs of the plain losses in the native kernels: no Python between a client's batches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmoe.errors import DataError
 from fedmoe.models.network import Network
 from fedmoe.native.kernel import Kernel
-from fedmoe.native.trainer import OptimizerSettings, Rows, Trainer
+from fedmoe.native.trainer import OptimizerSettings, Rows, Steps, Trainer
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.flat import Layout
@@ -32,12 +32,19 @@ class NativeEpochs(NamedTuple):
     batch_size: int
     generators: list[torch.Generator]
 
-    def run(self, s: int, steps: int, steps_before: int) -> float:
-        """One client's next steps: an epoch, or all steps of a schedule that counts them. The sum of their losses."""
-        order = shuffled(self.generators[s], self.counts[s], self.batch_size, steps)
-        return self.trainer.run(
-            self.rows, s, order, ends_of_batches(self.counts[s], self.batch_size, steps), steps_before
-        )
+    def run(self, clients: Sequence[int], steps_S: Sequence[int], steps_before_S: Sequence[int]) -> list[float]:
+        """The next steps of some clients: an epoch, or all steps of a schedule that counts them. Their losses' sums."""
+        size = self.batch_size
+        tasks = [
+            Steps(
+                s,
+                shuffled(self.generators[s], self.counts[s], size, steps_S[s]),
+                ends_of_batches(self.counts[s], size, steps_S[s]),
+                steps_before_S[s],
+            )
+            for s in clients
+        ]
+        return self.trainer.run(self.rows, tasks)
 
 
 def native_epochs(
