@@ -126,7 +126,7 @@ def tiny_config(
             "algorithm": {"name": algorithm},
             "training": plans,
             "schedule": {"rounds": rounds, "clients_per_round": 3, **schedule},
-            "engine": {"workers": workers, "way": way, "cohort_size": 3},
+            "engine": {"workers": workers, "way": way, "cohort_size": 2},
         }
     )
 
@@ -185,7 +185,7 @@ def run_algorithm(
     seed: int = 0,
     rounds: int = 2,
     workers: int = 1,
-    cohort_size: int = 3,
+    cohort_size: int = 2,
     release: bool = False,
     max_update_norm: float | None = None,
     through: Callable[[Transport], Transport] = lambda transport: transport,

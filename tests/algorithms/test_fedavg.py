@@ -206,7 +206,7 @@ def test_one_step_of_each_client_is_one_step_on_all_their_data(way):
     joined = [
         torch.cat(column) for column in zip(*((r.x, r.y) for r in (rows(2, 0), rows(7, 1), rows(4, 2))), strict=True)
     ]
-    pooled = run_rounds(algorithm, start, cohort(0)._replace(train=side_by_side([examples(*joined)])), [0], 1)
+    pooled = run_rounds(algorithm, start, ClientData(side_by_side([examples(*joined)]), cohort(0).validation), [0], 1)
     torch.testing.assert_close(apart.model, pooled.model, rtol=1e-4, atol=1e-6)
     assert not torch.allclose(apart.model["1.weight"], start.model["1.weight"])
 

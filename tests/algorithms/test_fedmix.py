@@ -242,7 +242,7 @@ def test_padding_changes_nothing():
     longer = ClientData(side_by_side([*clients_of(data.train)]), data.validation)
     poisoned = longer.train.x.clone()
     poisoned[0, int(longer.train.counts[0]) :] = 1e3
-    longer = longer._replace(train=longer.train._replace(x=poisoned))
+    longer = ClientData(longer.train._replace(x=poisoned), longer.validation)
 
     def sent(clients, examples):
         shared = trees.stack([send_held(config, server, client) for client in clients])

@@ -271,7 +271,7 @@ class TestSideInformation:
         )
         assert federation.side_values == {"site": 3}
         data = federation.data([0, 1], opted_in_only=True)
-        for part in data:
+        for part in (data.train, data.validation):
             for s, count in enumerate(part.counts.tolist()):
                 assert part.extra["site"][s, :count].tolist() == (part.x[s, :count, 0] % 3).tolist()
                 assert not part.extra["site"][s, count:].any()

@@ -75,7 +75,7 @@ def sent_in_one_frame(broadcasts: dict[ClientId, Tree]) -> tuple[dict[str, Any],
     recorder = Recorder()
     exchange = make().delivery[-1]._replace(cohort_key=lambda _: 0)
     driver = coordinator(recorder, make()._replace(delivery=(exchange,)), cohort_size=9)
-    list(driver._on_cohorts({"do": "personalize"}, shared(broadcasts)))
+    list(driver._run({"do": "personalize"}, driver.cohorts(shared(broadcasts), exchange)))
     (frame,) = recorder.frames
     return wire.unpack(frame)
 
