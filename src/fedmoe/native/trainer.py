@@ -1,7 +1,7 @@
 """Whole local training in the native kernels: many batches, forward, backward and optimizer step, in one call."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fedmoe.native.build import library
 from fedmoe.native.kernel import Kernel
+
+NUM_PLACES = 6  # examples, labels, the frozen expert's answers, weights and two slots of the optimizer
 
 
 class OptimizerSettings(ctypes.Structure):
@@ -55,13 +57,13 @@ class Trainer:
 
     def run(self, rows: "Rows", clients: Sequence["Steps"]) -> list[float]:
         """Train clients in place on their weights and slots: for each the sum of its batches' mean losses."""
-        tasks = np.array(
-            [
-                (*rows.at(s), order.data_ptr(), ends.ctypes.data, len(ends), steps_before)
-                for s, order, ends, steps_before in clients
-            ],
-            dtype=np.int64,
-        )
+        places, orders, ends, steps_before = zip(*clients, strict=True)
+        tasks = np.empty((len(clients), NUM_PLACES + 4), dtype=np.int64)  # of `struct Client` in chain.cpp
+        tasks[:, :NUM_PLACES] = rows.starts + np.array(places)[:, None] * rows.steps
+        tasks[:, NUM_PLACES] = [order.data_ptr() for order in orders]
+        tasks[:, NUM_PLACES + 1] = [end.data_ptr() for end in ends]
+        tasks[:, NUM_PLACES + 2] = [end.shape[0] for end in ends]
+        tasks[:, NUM_PLACES + 3] = steps_before
         losses = np.empty(len(clients))
         self._train(
             self._nets, len(self._kernels), tasks.ctypes.data, len(clients), rows.num_weights,
@@ -76,7 +78,7 @@ class Steps(NamedTuple):
 
     s: int  # its place in `Rows`
     order: Tensor  # the rows of all batches
-    ends: NDArray[np.int64]  # where each batch ends in `order`
+    ends: Tensor  # where each batch ends in `order`
     steps_before: int
 
 
@@ -89,15 +91,11 @@ class Rows:
     def __init__(
         self, images_SN: Tensor, y_SN: Tensor, given_SN: Tensor | None, flat_SP: Tensor, slots: Sequence[Tensor]
     ) -> None:
-        self._tensors = (images_SN, y_SN, given_SN, flat_SP, *slots)  # kept alive: `_places` points into them
+        self._tensors = (images_SN, y_SN, given_SN, flat_SP, *slots)  # kept alive: `starts` points into them
         mean, square = [*slots, None, None][:2]
         self.num_weights = flat_SP.shape[1]
-        # Address, and bytes from client to client.
-        self._places = [
+        places = [
             (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
             for tensor in (images_SN, y_SN, given_SN, flat_SP, mean, square)
         ]
-
-    def at(self, s: int) -> Iterator[int]:
-        """Where the parts of client `s` begin, in the order of `struct Client` in chain.cpp; 0 for one that is not."""
-        return (address + s * step for address, step in self._places)
+        self.starts, self.steps = np.array(places).T  # addresses of the first client; bytes from client to client

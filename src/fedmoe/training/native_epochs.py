@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmoe.errors import DataError
@@ -95,12 +94,12 @@ def shuffled(generator: torch.Generator, count: int, batch_size: int, steps: int
 
 
 @lru_cache(maxsize=1024)
-def ends_of_batches(count: int, batch_size: int, steps: int) -> NDArray[np.int64]:
+def ends_of_batches(count: int, batch_size: int, steps: int) -> Tensor:
     """Where each batch ends in `shuffled`."""
     per_epoch = -(-count // batch_size)
-    ends_of_epoch = np.minimum(np.arange(1, per_epoch + 1) * batch_size, count)
-    starts = np.arange(-(-steps // per_epoch))[:, None] * count
-    return np.ascontiguousarray((starts + ends_of_epoch).reshape(-1)[:steps])
+    ends_of_epoch = (torch.arange(1, per_epoch + 1) * batch_size).clamp(max=count)
+    starts = torch.arange(-(-steps // per_epoch))[:, None] * count
+    return (starts + ends_of_epoch).flatten()[:steps]
 
 
 def _networks(group: "Group") -> dict[str, Network]:
