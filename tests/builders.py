@@ -247,7 +247,7 @@ def with_updates(answer: bytes, clients: Sequence[ClientId], change: Callable[[T
     for client, (update, report) in messages_in(answer).items():
         changed = change(update) if client in clients else update
         groups.append([client])
-        blobs.append(changed if isinstance(changed, bytes) else alone(changed, report))
+        blobs.append([changed if isinstance(changed, bytes) else alone(changed, report)])
     return wire.pack({"groups": groups}, blobs)
 
 

@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load, save
 
-from fedmoe.encoding import DTYPES, decode_tensors, encode_tensors
+from fedmoe import encoding
+from fedmoe.encoding import DTYPES, decode_tensors
 from fedmoe.errors import MessageError
+
+
+def encode_tensors(named, metadata=None):
+    return b"".join(encoding.encode_tensors(named, metadata))
+
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
 

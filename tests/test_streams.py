@@ -54,3 +54,8 @@ def test_no_global_generator_is_touched():
     torch.rand(2, generator=torch_stream(1)), numpy_stream(1).random(2)
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()  # noqa: NPY002
+
+
+def test_seeds_of_a_cohort_are_those_of_each_client_alone():
+    streams = Streams(3, "round:train", 7, (0, 12, 5))
+    assert streams.seeds("batches") == [derive_seed(3, "round:train", "batches", 7, client) for client in (0, 12, 5)]

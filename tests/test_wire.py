@@ -37,7 +37,7 @@ def sent(values=(1.0, 2.0)):
 @settings(deadline=None)
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=5))
 def test_a_message_comes_out_as_it_went_in(values):
-    back = wire.decode(Sent, wire.encode(sent(values)))
+    back = wire.decode(Sent, b"".join(wire.encode(sent(values))))
     assert type(back) is Sent and torch.equal(back.model["fc.weight"], torch.tensor(values)) and back.count == 3
 
 
@@ -70,25 +70,34 @@ def test_garbage_is_refused(data):
 @pytest.mark.parametrize("cut", [1, 7, 8, 20, 100])
 def test_a_message_cut_short_is_refused(cut):
     with pytest.raises(MessageError, match="is not safetensors"):
-        wire.decode(Sent, wire.encode(sent())[:-cut])
+        wire.decode(Sent, b"".join(wire.encode(sent()))[:-cut])
 
 
 def test_a_message_of_another_type_is_refused():
     with pytest.raises(MessageError, match="Sent has no field 'num_examples'"):
-        wire.decode(Sent, wire.encode(Update({"w": torch.zeros(1)}, torch.tensor(1.0))))
+        wire.decode(Sent, b"".join(wire.encode(Update({"w": torch.zeros(1)}, torch.tensor(1.0)))))
     with pytest.raises(MessageError, match="Sent lacks its tensor 'count'"):
         wire.decode(Sent, trees.to_bytes(Private({"w": torch.zeros(1)})))
 
 
-@given(header=st.dictionaries(st.text(), JSON), blobs=st.lists(st.binary(max_size=20)))
+@given(header=st.dictionaries(st.text(), JSON), blobs=st.lists(st.lists(st.binary(max_size=20), max_size=3)))
 def test_a_frame_comes_out_as_it_went_in(header, blobs):
-    assert wire.unpack(wire.pack(header, blobs)) == (header, blobs)
+    assert wire.unpack(wire.pack(header, blobs)) == (header, [b"".join(parts) for parts in blobs])
+
+
+def test_blobs_start_where_any_number_may():
+    """Tensors are read where they lie in a frame."""
+    frame = wire.pack({"odd": "x"}, [[b"abc"], [b"d", b"ef"], [b"g"]])
+    start = memoryview(frame)
+    _, blobs = wire.unpack(frame)
+    found = [bytes(start).index(bytes(blob), 8) for blob in blobs]
+    assert bytes(start[found[0] : found[0] + 3]) == b"abc" and all(at % 8 == 0 for at in found)
 
 
 def test_half_precision_of_either_kind_survives_the_wire():
     for dtype in (torch.bfloat16, torch.float16):
         sent = Sent({"w": torch.tensor([1.5, -2.0], dtype=dtype)}, torch.zeros(()))
-        assert torch.equal(wire.decode(Sent, wire.encode(sent)).model["w"], sent.model["w"])
+        assert torch.equal(wire.decode(Sent, b"".join(wire.encode(sent))).model["w"], sent.model["w"])
 
 
 def test_experts_side_by_side_are_named_one_by_one():
@@ -120,7 +129,7 @@ def test_experts_that_cannot_be_told_apart_are_refused(which, experts, words):
 
 def test_an_answer_is_an_update_and_a_report_and_nothing_else():
     update, report = sent((1.0, 2.0)), sent((3.0,))
-    first, second = wire.decode_answer(wire.encode_answer(update, report))
+    first, second = wire.decode_answer(b"".join(wire.encode_answer(update, report)))
     assert same_tensors(first, trees.to_named(update)) and same_tensors(second, trees.to_named(report))
     for pair in ((Private({}), report), (update, Private({}))):
         with pytest.raises(MessageError, match="not declared as a message"):

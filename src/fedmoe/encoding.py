@@ -16,6 +16,7 @@ from fedmoe.errors import MessageError
 from fedmoe.vocabulary import Tensors
 
 Bytes = bytes | bytearray | memoryview
+Parts = list[Bytes]  # of one message
 Form = tuple[str, torch.dtype, torch.Size]  # name, type and shape of a tensor
 
 DTYPES = {
@@ -36,11 +37,14 @@ class Place(NamedTuple):
     start: int
 
 
-def encode_tensors(named: Tensors, metadata: dict[str, str] | None = None) -> bytes:
-    """Widest types first, then by name, as the library does: so every tensor is aligned."""
+def encode_tensors(named: Tensors, metadata: dict[str, str] | None = None) -> Parts:
+    """In parts that follow one another, so that whoever sends them copies them once.
+
+    Widest types first, then by name, as the library does: so every tensor is aligned.
+    """
     leaves = sorted(named.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header = _header(tuple((name, leaf.dtype, leaf.shape) for name, leaf in leaves), json.dumps(metadata))
-    return b"".join([header, *(_raw(leaf) for _, leaf in leaves)])
+    return [header, *(_raw(leaf) for _, leaf in leaves)]
 
 
 def decode_tensors(data: Bytes) -> Tensors:
@@ -60,9 +64,9 @@ def decode_tensors(data: Bytes) -> Tensors:
     }
 
 
-def _raw(leaf: Tensor) -> Any:
+def _raw(leaf: Tensor) -> memoryview:
     whole = leaf.detach().contiguous()
-    return (whole.view(torch.int16) if leaf.dtype == torch.bfloat16 else whole).numpy()  # NumPy has no bfloat16
+    return (whole.view(torch.int16) if leaf.dtype == torch.bfloat16 else whole).numpy().data  # NumPy has no bfloat16
 
 
 @lru_cache(maxsize=256)

@@ -18,8 +18,11 @@ def derive_seed(*path: int | str) -> int:
     >>> derive_seed(0, "split") == derive_seed(0, "split") != derive_seed(0, "noise")
     True
     """
-    digest = hashlib.blake2b("/".join(map(str, path)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return _seed(hashlib.blake2b("/".join(map(str, path)).encode(), digest_size=8))
+
+
+def _seed(hashed: "hashlib.blake2b") -> int:
+    return int.from_bytes(hashed.digest(), "big") >> 1
 
 
 def torch_stream(*path: int | str) -> torch.Generator:
@@ -39,7 +42,14 @@ class Streams(NamedTuple):
     clients: tuple[ClientId, ...]
 
     def generators(self, purpose: str) -> list[torch.Generator]:
-        return [torch_stream(self.seed, self.scope, purpose, self.round, client) for client in self.clients]
+        return [torch.Generator().manual_seed(seed) for seed in self.seeds(purpose)]
 
     def seeds(self, purpose: str) -> list[int]:
-        return [derive_seed(self.seed, self.scope, purpose, self.round, client) for client in self.clients]
+        """`derive_seed` of (seed, scope, purpose, round, client) for each client; what they share is hashed once."""
+        common = hashlib.blake2b(f"{self.seed}/{self.scope}/{purpose}/{self.round}/".encode(), digest_size=8)
+        seeds = []
+        for client in self.clients:
+            own = common.copy()
+            own.update(str(client).encode())
+            seeds.append(_seed(own))
+        return seeds

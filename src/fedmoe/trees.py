@@ -67,8 +67,9 @@ def unstack(tree: Tree, size: int) -> list[Tree]:
     if isinstance(tree, Tensor):
         return list(tree.unbind())
     if isinstance(tree, dict):
-        columns = {name: unstack(child, size) for name, child in tree.items()}
-        return [{name: column[s] for name, column in columns.items()} for s in range(size)]
+        columns = [unstack(child, size) for child in tree.values()]
+        rows = zip(*columns, strict=True) if columns else [()] * size
+        return [dict(zip(tree, row, strict=True)) for row in rows]
     parts = [unstack(child, size) for child in tree]
     return [_like(tree, [part[s] for part in parts]) for s in range(size)]
 
@@ -102,7 +103,7 @@ def _collect(tree: Tree, path: str, named: Tensors) -> None:
 
 def to_bytes(tree: Tree, metadata: dict[str, str] | None = None) -> bytes:
     """Named tensors as safetensors."""
-    return encode_tensors(to_named(tree), metadata)
+    return b"".join(encode_tensors(to_named(tree), metadata))
 
 
 def from_named(kind: type[T], named: Mapping[str, Tensor]) -> T:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedmoe import trees
-from fedmoe.encoding import ALIGNMENT, Bytes, decode_tensors
+from fedmoe.encoding import ALIGNMENT, Bytes, Parts, decode_tensors, encode_tensors
 from fedmoe.errors import MessageError
 from fedmoe.vocabulary import Tensors, Tree
 
@@ -24,17 +24,17 @@ def message(kind: type[T]) -> type[T]:
     return kind
 
 
-def encode(tree: Tree) -> bytes:
-    """Named tensors of a declared message as bytes."""
+def encode(tree: Tree) -> Parts:
+    """Named tensors of a declared message, as the parts of a blob."""
     _require_message(tree)
-    return trees.to_bytes(tree)
+    return encode_tensors(trees.to_named(tree))
 
 
-def encode_answer(update: Tree, report: Tree) -> bytes:
+def encode_answer(update: Tree, report: Tree) -> Parts:
     """An update and the report with it, as one message."""
     _require_message(update)
     _require_message(report)
-    return trees.to_bytes({"update": update, "report": report})
+    return encode_tensors(trees.to_named({"update": update, "report": report}))
 
 
 def decode_answer(data: Bytes) -> tuple[Tensors, Tensors]:
@@ -85,16 +85,17 @@ def by_expert(named: Tensors) -> Tensors:
     return apart
 
 
-def pack(header: dict[str, Any], blobs: Sequence[Bytes] = ()) -> bytearray:
-    """One frame: a JSON header and some blobs, all aligned, so that tensors can be read where they lie.
+def pack(header: dict[str, Any], blobs: Sequence[Parts] = ()) -> bytearray:
+    """One frame: a JSON header and some blobs, each in parts, all aligned: tensors can be read where they lie.
 
-    >>> header, blobs = unpack(pack({"do": "score"}, [b"ab", b""]))
+    >>> header, blobs = unpack(pack({"do": "score"}, [[b"a", b"b"], []]))
     >>> header, [bytes(blob) for blob in blobs]
     ({'do': 'score'}, [b'ab', b''])
     """
-    head = json.dumps({"sizes": [len(blob) for blob in blobs], "header": header}).encode()
+    sizes = [sum(memoryview(part).nbytes for part in parts) for parts in blobs]
+    head = json.dumps({"sizes": sizes, "header": header}).encode()
     head += b" " * (-len(head) % ALIGNMENT)
-    padded = (part for blob in blobs for part in (blob, bytes(-len(blob) % ALIGNMENT)))
+    padded = [part for parts, size in zip(blobs, sizes, strict=True) for part in (*parts, bytes(-size % ALIGNMENT))]
     return bytearray().join([struct.pack(">Q", len(head)), head, *padded])
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, no_fault
 from fedmoe.clients.federation import Federation
-from fedmoe.encoding import Bytes
+from fedmoe.encoding import Bytes, Parts
 from fedmoe.engines.door import faults_in_reports, faults_in_updates
 from fedmoe.engines.frames import Cohort, frame_of, shared
 from fedmoe.engines.manifest import Manifest, Sent
@@ -259,7 +259,7 @@ class Coordinator:
         return next(answer for answer, _ in self._run(header, [Cohort([], [])]))
 
     def _run(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[tuple[dict[str, Any], list[memoryview]]]:
-        encoded: dict[int, bytes] = {}
+        encoded: dict[int, Parts] = {}
         frames = [frame_of(header, cohort, encoded) for cohort in cohorts]
         for _, frame in self.transport.run(frames):
             answer, blobs = wire.unpack(frame)

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from fedmoe import trees, wire
-from fedmoe.encoding import Bytes
+from fedmoe.encoding import Bytes, Parts
 from fedmoe.vocabulary import ClientId, Tree
 
 # Which tensors a broadcast holds, under which names.
@@ -15,7 +15,7 @@ class Cohort(NamedTuple):
     broadcasts: list[Tree]
 
 
-def frame_of(header: dict[str, Any], cohort: Cohort, encoded: dict[int, bytes]) -> Bytes:
+def frame_of(header: dict[str, Any], cohort: Cohort, encoded: dict[int, Parts]) -> Bytes:
     """A cohort's work; a broadcast that several clients share is encoded and sent once."""
     blobs: dict[int, int] = {}
     for broadcast in cohort.broadcasts:
