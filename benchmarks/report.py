@@ -28,11 +28,11 @@ Adam, one process. Flower's clients run the plain loop's training; pfl and fedja
 all processes of a system, shared pages counted once (PSS)."""
 
 LIMITS = """\
-`python benchmarks/profile_round.py W2` (one process, 2026-11-16): of a round of 5.4 ms the kernels take 0.85; the
-trainer around them 1.2, gathering the examples of ten clients 0.7, messages 1.3 (encoding, decoding, frames, checks),
-the average 0.3, and the rest 1.2 goes to bookkeeping in some three thousand Python calls. So logistic regression on
-sixty rows is bound by the engine, not by arithmetic: a client's training costs less than a message to it. Two workers
-halve what is theirs and add the pipes.
+`python benchmarks/profile_round.py W2` (AMD EPYC, 2026-11-16): of a round of 3.1 ms the kernels take 0.7; the trainer
+around them 0.7, gathering the examples of ten clients 0.3, messages 0.5 (encoding, decoding, frames, checks), the
+average 0.2, and the rest 0.8 goes to bookkeeping. So logistic regression on sixty rows is bound by the engine, not by
+arithmetic: a client's training costs less than a message to it. That is why light models are one cohort in one process:
+split over two workers the same round took 3.4 to 6.4 ms, against 2.8 to 4.0 in turns with it.
 
 W1 spends four fifths of its time in the kernels. Its five clients leave one of two cores idle for a third of the time,
 so at most 83% of the machine can be used; W1b, with fifty, has no such gap.

@@ -20,7 +20,9 @@ from fedmoe.errors import ConfigError, FedmoeError
 from fedmoe.experiment import Result, Stopped, run_events
 from fedmoe.explain import explain
 from fedmoe.interrupts import stop_on_signals
+from fedmoe.report.curves import learning_curve
 from fedmoe.report.figures import class_counts, trade_off
+from fedmoe.report.together import check_together
 from fedmoe.storage.files import write_atomically
 from fedmoe.storage.rundir import read_results
 
@@ -94,6 +96,23 @@ def compare_command(
         for member, event in compare_events(chosen, home, numbers, command=_command(), should_stop=request):
             progress.show(member.label, event)
     _print_results([read_results(member.directory) for member in members(chosen, home, numbers)], home, chosen.name)
+
+
+@app.command(name="report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    directory: Annotated[Path, typer.Option("--dir", help="Where the page, the table and the figures go.")],
+    title: Annotated[str, typer.Option(help="What the page is called.")] = "Runs",
+) -> None:
+    """One table and one page of runs that were made one by one, here or on other machines.
+
+    Runs of one name with different seeds are one row, with an interval.
+
+    Example: fedmoe report runs/fedavg-s0 runs/fedmix-s0 runs/fedavg-s1 runs/fedmix-s1 --dir runs/together
+    """
+    results = [read_results(run) for run in runs]
+    check_together(results, runs)
+    _print_results(results, directory, title)
 
 
 @app.command(name="explain")
@@ -184,9 +203,15 @@ def _print_results(results: list[dict[str, object]], home: Path, title: str) -> 
         "report.html": display.html_report(results, title),
         "table.md": display.markdown_table(results),
         "trade_off.svg": trade_off(results),
+        "accuracy_against_rounds.svg": learning_curve(results, "own", "round"),
+        "accuracy_against_bytes.svg": learning_curve(results, "own", "bytes"),
+        "newcomer_against_rounds.svg": learning_curve(results, "union", "round"),
+        "newcomer_against_bytes.svg": learning_curve(results, "union", "bytes"),
     }
+    home.mkdir(parents=True, exist_ok=True)
     for name, page in pages.items():
-        write_atomically(home / name, page.encode())
+        if page:  # a curve needs runs that were looked at on the way
+            write_atomically(home / name, page.encode())
     console.print(f"Report: [bold]{escape(str(home / 'report.html'))}[/bold]")
 
 
