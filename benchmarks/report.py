@@ -32,7 +32,8 @@ LIMITS = """\
 around them 0.7, gathering the examples of ten clients 0.3, messages 0.5 (encoding, decoding, frames, checks), the
 average 0.2, and the rest 0.8 goes to bookkeeping. So logistic regression on sixty rows is bound by the engine, not by
 arithmetic: a client's training costs less than a message to it. That is why light models are one cohort in one process:
-split over two workers the same round took 3.4 to 6.4 ms, against 2.8 to 4.0 in turns with it.
+split over two workers the same round took 3.4 to 6.4 ms, against 2.8 to 4.0 in turns with it. At this size a busy
+neighbour shows: medians of six measurements of W2 against one process per core, in one hour, went from 4.5 to 5.6.
 
 W1 spends four fifths of its time in the kernels. Its five clients leave one of two cores idle for a third of the time,
 so at most 83% of the machine can be used; W1b, with fifty, has no such gap.
@@ -49,7 +50,7 @@ def page(summary: Line) -> str:
         "![Speed of each system as a multiple of a plain loop in one process per core](speed.svg)",
         "## How it was measured",
         HOW,
-        "\n".join(circumstances([*loops.values(), *peers.values()])),
+        "\n".join(circumstances({**{f"loops {name}": line for name, line in loops.items()}, **peers})),
         "## Against plain PyTorch loops",
         table(["workload", "ours", "against one process", f"against {PER_CORE}", "against the authors' way"],
               loop_rows(loops)),
@@ -71,8 +72,9 @@ def page(summary: Line) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def circumstances(lines: list[Line]) -> Iterator[str]:
-    measured = [line for line in lines if "systems" in line]
+def circumstances(lines: dict[str, Line]) -> Iterator[str]:
+    named = {name: line for name, line in lines.items() if "systems" in line}
+    measured = list(named.values())
     if not measured:
         return
     versions = {
@@ -85,7 +87,9 @@ def circumstances(lines: list[Line]) -> Iterator[str]:
     others = [line["cores_busy_with_others"] for line in measured]
     dates = sorted(line["measured"] for line in measured)
     turns = sorted({len(line["systems"]["ours"]["seconds"]) for line in measured})
-    yield f"- machine: {' / '.join(sorted({line['cpu'] for line in measured}))}, {measured[0]['cores']} cores"
+    for cpu in sorted({line["cpu"] for line in measured}):
+        here = [name for name, line in named.items() if line["cpu"] == cpu]
+        yield f"- on {measured[0]['cores']} cores of {cpu}: {', '.join(here)}"
     yield f"- versions: {', '.join(sorted(versions))}"
     yield f"- measured {dates[0]} to {dates[-1]} UTC, {' or '.join(map(str, turns))} turns each"
     yield f"- cores that were busy with other work meanwhile, on average: {min(others)} to {max(others)}"
