@@ -7,7 +7,6 @@ Shape suffixes: C classes, K experts.
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from fedmoe.training.plan import TrainingPlan
@@ -58,6 +57,8 @@ def shares_from_usage(posterior_CK: Tensor, usage_K: Tensor) -> Tensor:
 
     With fewer experts than classes many do; of these the one nearest to uniform is returned.
     """
+    from scipy.optimize import nnls  # here, because its import takes most of a second
+
     num_classes = len(posterior_CK)
     system = np.concatenate(
         [
