@@ -363,7 +363,7 @@ def test_a_regression_is_refused_for_now(fedmoe, config: Path) -> None:  # type:
 
 def test_runs_that_were_made_one_by_one_share_a_report(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     for seed in (0, 1):
-        options = ("--set", f"seed={seed}", "--set", "evaluation.every=1")
+        options = ("--set", f"seed={seed}", "--set", "evaluation.every=1", "--set", "algorithm.label=mix q(z|y)")
         assert fedmoe("run", config, *options, "--dir", f"own{seed}").code == 0
     outcome = fedmoe("report", "own0", "own1", "--dir", "both/page", "--title", "Two seeds")
     assert outcome.code == 0 and "±" in outcome.out
@@ -371,6 +371,7 @@ def test_runs_that_were_made_one_by_one_share_a_report(fedmoe, config: Path, tmp
     assert written == {
         "report.html", "table.md", "trade_off.svg", "accuracy_against_rounds.svg", "accuracy_against_bytes.svg",
     }  # fmt: skip
+    assert r"| mix q(z\|y) |" in (tmp_path / "both/page/table.md").read_text()
     refused = fedmoe("report", "own0", "own0", "--dir", "both")
     assert refused.code == 2 and "own0 and own0 are the same" in refused.out
     missing = fedmoe("report", "own0", "nowhere", "--dir", "both")

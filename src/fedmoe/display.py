@@ -123,7 +123,8 @@ def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
         cells = [Text.from_markup(_cell(row[part])).plain for part in parts]
-        lines.append(f"| {row['title']} | {' | '.join(cells)} | {100 * row['own']['worst_decile']:.1f} |")
+        title = row["title"].replace("|", r"\|")  # as in FedMix q(z|y)
+        lines.append(f"| {title} | {' | '.join(cells)} | {100 * row['own']['worst_decile']:.1f} |")
     return "\n".join(lines) + "\n"
 
 
