@@ -3,6 +3,7 @@ import os
 import select
 import signal
 import sqlite3
+import time
 from contextlib import closing
 from typing import Any
 
@@ -89,6 +90,17 @@ def test_a_large_frame_passes() -> None:
 def test_the_death_of_a_worker_is_told(order: bytes, code: str) -> None:
     with pytest.raises(RunError, match=code), forked(2) as transport:
         list(transport.run([b"fine", order, b"fine", b"fine"]))
+
+
+def test_a_worker_that_outlives_the_engine_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    class Slow(Echo):
+        def handle(self, frame: bytes) -> bytes:
+            time.sleep(0.3 if frame == b"slow" else 0)
+            return super().handle(frame)
+
+    with pytest.raises(RunError, match="exit code -9"), Forked(Slow(), 2) as transport:  # type: ignore[arg-type]
+        list(transport.run([b"slow", b"kill"]))
+    assert capfd.readouterr().err == ""
 
 
 def test_a_worker_that_died_between_two_calls_is_told() -> None:

@@ -149,7 +149,11 @@ def _serve(worker: Worker, channel: Channel, inherited: Sequence[Channel]) -> No
             frame = channel.receive()
         except (EOFError, OSError):
             return
-        channel.send(worker.handle(frame))
+        answer = worker.handle(frame)
+        try:
+            channel.send(answer)
+        except OSError:  # the engine has ended meanwhile, and told why
+            return
 
 
 def start(worker: Worker, num_workers: int) -> InProcess | Forked:
