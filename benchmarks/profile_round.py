@@ -20,7 +20,7 @@ from workloads import WORKLOADS
 from fedmoe import wire
 from fedmoe.algorithms import fedavg
 from fedmoe.clients import federation
-from fedmoe.engines import coordinator
+from fedmoe.engines import replies
 from fedmoe.engines.embedded import start
 from fedmoe.native.trainer import Trainer
 
@@ -35,8 +35,8 @@ PARTS: list[tuple[Any, str, str]] = [
     (wire, "decode", "bytes to broadcast"),
     (wire, "pack", "frames"),
     (wire, "unpack", "frames"),
-    (coordinator, "faults_in_updates", "checks at the door"),
-    (coordinator, "faults_in_reports", "checks at the door"),
+    (replies, "faults_in_updates", "checks at the door"),
+    (replies, "faults_in_reports", "checks at the door"),
     (fedavg, "aggregate", "average"),
 ]
 

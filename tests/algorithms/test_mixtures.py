@@ -17,7 +17,8 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS, Augmentation
 from fedmoe.training.classifier import log_probs
-from fedmoe.training.fit import EarlyStopping, Group, fit
+from fedmoe.training.early_stopping import EarlyStopping
+from fedmoe.training.fit import Group, fit
 from fedmoe.training.plan import TrainingPlan
 from fedmoe.vocabulary import ClientData
 

@@ -24,8 +24,8 @@ from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import ClassifierLoss, log_probs
-from fedmoe.training.fit import Group, Loss, Schedule, Trainable, fit
-from fedmoe.training.inference import Batch, clients_of, per_example
+from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.inference import Batch, Loss, Trainable, clients_of, per_example
 from fedmoe.training.optimizers import Sgd
 from fedmoe.vocabulary import ClientData, ClientId, Examples, Tensors, Tree
 from fedmoe.wire import message

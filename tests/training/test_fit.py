@@ -14,7 +14,8 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.batches import shuffled
 from fedmoe.training.classifier import ClassifierLoss
-from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit
+from fedmoe.training.early_stopping import EarlyStopping
+from fedmoe.training.fit import Group, Schedule, fit
 from fedmoe.training.optimizers import Adam, Sgd
 
 WAYS = ["looped", "stacked"]

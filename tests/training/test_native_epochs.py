@@ -16,7 +16,8 @@ from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS
 from fedmoe.training.batches import shuffled
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
-from fedmoe.training.fit import EarlyStopping, Group, Schedule, fit
+from fedmoe.training.early_stopping import EarlyStopping
+from fedmoe.training.fit import Group, Schedule, fit
 from fedmoe.training.native_epochs import ends_of_batches, native_epochs
 from fedmoe.training.native_epochs import shuffled as native_shuffled
 from fedmoe.training.optimizers import Adam, Sgd

@@ -9,8 +9,9 @@ from fedmoe.errors import ConfigError
 from fedmoe.models.network import Network
 from fedmoe.models.vae import LATENT, log_density, negative_bound, vae_network
 from fedmoe.streams import Streams, torch_stream
-from fedmoe.training.fit import EarlyStopping, Group, Trainable, fit
-from fedmoe.training.inference import Batch
+from fedmoe.training.early_stopping import EarlyStopping
+from fedmoe.training.fit import Group, fit
+from fedmoe.training.inference import Batch, Trainable
 from fedmoe.training.plan import TrainingPlan
 from fedmoe.vocabulary import ClientData, Tensors, Tree
 

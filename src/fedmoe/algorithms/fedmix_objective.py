@@ -16,8 +16,9 @@ from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
-from fedmoe.training.fit import EarlyStopping, Fitted, Group, Loss, Trainable, fit
-from fedmoe.training.inference import Batch, Way, per_example
+from fedmoe.training.early_stopping import EarlyStopping
+from fedmoe.training.fit import Fitted, Group, fit
+from fedmoe.training.inference import Batch, Loss, Trainable, Way, per_example
 from fedmoe.training.optimizers import Sgd
 from fedmoe.training.plan import TrainingPlan
 from fedmoe.vocabulary import ClientData, Examples, Tensors, Tree

@@ -17,7 +17,7 @@ from fedmoe.algorithms.local_only import train_alone
 from fedmoe.models.mixture import log_mix
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import MixtureLoss
-from fedmoe.training.fit import Loss
+from fedmoe.training.inference import Loss
 from fedmoe.training.local import train_mixture
 from fedmoe.vocabulary import ClientData, Tensors
 

@@ -25,8 +25,9 @@ from fedmoe.models.mixture import negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import log_probs
-from fedmoe.training.fit import EarlyStopping, Group, Loss, Trainable, fit
-from fedmoe.training.inference import Batch
+from fedmoe.training.early_stopping import EarlyStopping
+from fedmoe.training.fit import Group, fit
+from fedmoe.training.inference import Batch, Loss, Trainable
 from fedmoe.vocabulary import ClientData, ClientId, Tensors, Tree
 from fedmoe.wire import message
 

@@ -18,8 +18,7 @@ from fedmoe.algorithms.fine_tuned import fine_tune
 from fedmoe.models.mixture import log_mix
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import MixtureLoss, log_probs
-from fedmoe.training.fit import Loss
-from fedmoe.training.inference import per_example
+from fedmoe.training.inference import Loss, per_example
 from fedmoe.training.local import train_mixture
 from fedmoe.vocabulary import ClientData, Examples, Tensors, Tree
 

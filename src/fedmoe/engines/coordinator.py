@@ -10,14 +10,14 @@ from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 from fedmoe import trees, wire
-from fedmoe.algorithms.algorithm import Algorithm, Exchange, no_fault
+from fedmoe.algorithms.algorithm import Algorithm, Exchange
 from fedmoe.clients.federation import Federation
 from fedmoe.encoding import Bytes, Parts
-from fedmoe.engines.door import faults_in_reports, faults_in_updates
 from fedmoe.engines.frames import Cohort, frame_of, shared
 from fedmoe.engines.manifest import Manifest, Sent
+from fedmoe.engines.replies import Replies, Reply, read_answer, sort_replies
 from fedmoe.engines.worker import ERRORS, find_exchange
-from fedmoe.errors import MessageError, RunError
+from fedmoe.errors import RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.streams import numpy_stream
 from fedmoe.vocabulary import ClientId, Tree
@@ -40,23 +40,6 @@ class RoundRecord(NamedTuple):
     sent: Sent  # bytes by exchange and client
     experts: dict[str, Any]  # what the server saw of them, as `aggregation.experts.Observation` tells it
     warnings: Sequence[str] = ()
-
-
-class Replies(NamedTuple):
-    """What `aggregate` is given, by client id; and who was refused."""
-
-    updates: dict[ClientId, Any]
-    reports: dict[ClientId, Any]
-    sent: dict[ClientId, Any]
-    refused: set[ClientId]
-
-
-class Reply(NamedTuple):
-    """One client's update and report, or why they are refused."""
-
-    fault: str | None
-    update: Any = None
-    report: Any = None
 
 
 class Coordinator:
@@ -171,9 +154,10 @@ class Coordinator:
         told: dict[ClientId, Reply] = {}
         for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange)):
             for group, blob in zip(answer["groups"], blobs, strict=True):
-                told |= self._receive(exchange, [broadcasts[client] for client in group], group, blob)
+                sent = [broadcasts[client] for client in group]
+                told |= read_answer(exchange, sent, group, blob, self.manifest, self.max_update_norm)
         self._count_down(exchange.name, broadcasts)
-        return self._sort(exchange, round_number, told, broadcasts)
+        return sort_replies(exchange, round_number, told, broadcasts, self.manifest)
 
     def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, most: int | None = None) -> list[Cohort]:
         """Clients with equal keys, in the order of ids, in groups whose size does not depend on the workers."""
@@ -186,42 +170,6 @@ class Coordinator:
         size = min(size, most or size)
         parts = [group[i : i + size] for group in by_key.values() for i in range(0, len(group), size)]
         return [Cohort(part, [broadcasts[client] for client in part]) for part in parts]
-
-    def _receive(
-        self, exchange: Exchange, sent: list[Tree], group: list[ClientId], message: Bytes
-    ) -> dict[ClientId, Reply]:
-        """The messages of clients that answered together, each with the reason why it is refused, if it is."""
-        try:
-            tensors_S, numbers_S = wire.decode_answer(message)
-            faults = faults_in_updates(tensors_S, exchange.update_like(sent[0]), sent, self.max_update_norm)
-            faults = faults_in_reports(numbers_S, exchange.report_type._fields, faults)
-            if all(faults):
-                return dict(zip(group, map(Reply, faults), strict=True))
-            updates = trees.unstack(trees.from_named(exchange.update_type, tensors_S), len(group))
-            reports = trees.unstack(trees.from_named(exchange.report_type, numbers_S), len(group))
-        except MessageError as error:
-            return {client: Reply(str(error)) for client in group}
-        if exchange.fault is not no_fault:
-            asked = zip(faults, updates, sent, strict=True)
-            faults = [fault or exchange.fault(one, broadcast) for fault, one, broadcast in asked]
-        accepted = [place for place, fault in enumerate(faults) if not fault]
-        self.manifest.count_up(exchange.name, [group[s] for s in accepted], accepted, tensors_S, numbers_S)
-        return dict(zip(group, map(Reply, faults, updates, reports), strict=True))
-
-    def _sort(
-        self, exchange: Exchange, round_number: int, told: dict[ClientId, "Reply"], sent: dict[ClientId, Tree]
-    ) -> Replies:
-        """What was accepted goes on, what was not is written down, in the order of clients."""
-        replies = Replies({}, {}, {}, set())
-        for client in sorted(told):
-            fault, update, report = told[client]
-            if fault:
-                self.manifest.refuse(round_number, exchange.name, client, fault)
-                replies.refused.add(client)
-                continue
-            replies.updates[client], replies.reports[client] = update, report
-            replies.sent[client] = sent[client]
-        return replies
 
     def _count_down(self, exchange: str, broadcasts: dict[ClientId, Tree]) -> None:
         times = Counter(map(id, broadcasts.values()))

@@ -18,16 +18,13 @@ from fedmoe import trees
 from fedmoe.streams import Streams
 from fedmoe.training.augment import Augmentation
 from fedmoe.training.batches import batch_streams, take, take_many
+from fedmoe.training.early_stopping import Best, EarlyStopping
 from fedmoe.training.flat import Layout
 from fedmoe.training.gradients import gradient_of_one, gradients_of_many
-from fedmoe.training.inference import Batch, Way, clients_of, pad_rows, per_example
+from fedmoe.training.inference import Batch, Loss, Trainable, Way, clients_of, pad_rows, per_example
 from fedmoe.training.native_epochs import native_epochs
 from fedmoe.training.optimizers import Optimizer, descend, init_slots
 from fedmoe.vocabulary import Examples, Tensors, Tree
-
-# losses_B = loss(trainable, frozen, batch): `trainable` holds the parameters of every group by the group's name.
-Trainable = dict[str, Tree]
-Loss = Callable[[Trainable, Tree, Batch], Tensor]
 
 
 class Group(NamedTuple):
@@ -51,15 +48,6 @@ class Schedule(NamedTuple):
     batch_size: int
     epochs: int = 1
     steps: int | None = None
-
-
-class EarlyStopping(NamedTuple):
-    """Keep the best copy by `loss` on `data`; stop a client after `patience` checks without a better one."""
-
-    loss: Loss
-    data: Examples
-    patience: int
-    every: int = 1  # epochs between checks
 
 
 class Fitted(NamedTuple):
@@ -142,7 +130,7 @@ class _Cohort:
     def train(self) -> Fitted:
         epochs = 1 if self.schedule.steps is not None else self.schedule.epochs
         alive = [s for s in range(self.size) if self.steps_S[s]]
-        best = _Best(self.size, self.stopping) if self.stopping else None
+        best = Best(self.size, self.stopping) if self.stopping else None
         if best and alive:
             alive = best.keep(alive, self.flat, self.validation_losses(alive))
         for epoch in range(1, epochs + 1):
@@ -236,32 +224,6 @@ class _Cohort:
             return [self.schedule.steps if able else 0 for able in able_S]
         batch_size = self.schedule.batch_size
         return [-(-count // batch_size) if able else 0 for count, able in zip(counts_GS[0], able_S, strict=True)]
-
-
-class _Best:
-    """Copies of the best parameters so far: copies, never references that later steps overwrite."""
-
-    def __init__(self, size: int, stopping: EarlyStopping) -> None:
-        self.every, self.patience = stopping.every, stopping.patience
-        self.loss_S = torch.full((size,), torch.inf)
-        self.checks_since_S = torch.zeros(size, dtype=torch.int64)
-        self.copies: dict[str, Tensor] = {}
-
-    def keep(self, alive: list[int], flat: dict[str, Tensor], losses: Tensor) -> list[int]:
-        """Take copies where the loss improved; return the clients that go on."""
-        self.copies = self.copies or {name: rows.clone() for name, rows in flat.items()}
-        rows = torch.tensor(alive, dtype=torch.int64)
-        better = (losses < self.loss_S[rows]) | losses.isneginf()  # no validation examples: the last copy is kept
-        self.checks_since_S[rows] += 1
-        improved = rows[better]
-        self.checks_since_S[improved] = 0
-        self.loss_S[improved] = losses[better]
-        for name, copies in self.copies.items():
-            copies[improved] = flat[name][improved]
-        return [s for s in alive if self.checks_since_S[s] < self.patience]
-
-    def restore(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
-        return self.copies or flat
 
 
 def _rows(alive: list[int], size: int) -> list[int] | slice:

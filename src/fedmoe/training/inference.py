@@ -29,6 +29,9 @@ class Batch:
 
 
 PerExample = Callable[[Any, Batch], Tensor]
+# losses_B = loss(trainable, frozen, batch): `trainable` holds the parameters of every group by the group's name.
+Trainable = dict[str, Tree]
+Loss = Callable[[Trainable, Tree, Batch], Tensor]
 
 
 def per_example(function: PerExample, tree_S: Tree, examples: Examples, way: Way) -> Tensor:

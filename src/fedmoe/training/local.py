@@ -6,8 +6,9 @@ from torch import Tensor
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import ClassifierLoss
-from fedmoe.training.fit import EarlyStopping, Fitted, Group, Loss, fit
-from fedmoe.training.inference import Way, per_example
+from fedmoe.training.early_stopping import EarlyStopping
+from fedmoe.training.fit import Fitted, Group, fit
+from fedmoe.training.inference import Loss, Way, per_example
 from fedmoe.training.plan import TrainingPlan
 from fedmoe.vocabulary import ClientData, Examples, Tensors, Tree
 

@@ -1,0 +1,47 @@
+"""The best copy by validation loss, and when a client has waited long enough for a better one.
+
+Shape suffix: S clients.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedmoe.training.inference import Loss
+from fedmoe.vocabulary import Examples
+
+
+class EarlyStopping(NamedTuple):
+    """Keep the best copy by `loss` on `data`; stop a client after `patience` checks without a better one."""
+
+    loss: Loss
+    data: Examples
+    patience: int
+    every: int = 1  # epochs between checks
+
+
+class Best:
+    """Copies of the best parameters so far: copies, never references that later steps overwrite."""
+
+    def __init__(self, size: int, stopping: EarlyStopping) -> None:
+        self.every, self.patience = stopping.every, stopping.patience
+        self.loss_S = torch.full((size,), torch.inf)
+        self.checks_since_S = torch.zeros(size, dtype=torch.int64)
+        self.copies: dict[str, Tensor] = {}
+
+    def keep(self, alive: list[int], flat: dict[str, Tensor], losses: Tensor) -> list[int]:
+        """Take copies where the loss improved; return the clients that go on."""
+        self.copies = self.copies or {name: rows.clone() for name, rows in flat.items()}
+        rows = torch.tensor(alive, dtype=torch.int64)
+        better = (losses < self.loss_S[rows]) | losses.isneginf()  # no validation examples: the last copy is kept
+        self.checks_since_S[rows] += 1
+        improved = rows[better]
+        self.checks_since_S[improved] = 0
+        self.loss_S[improved] = losses[better]
+        for name, copies in self.copies.items():
+            copies[improved] = flat[name][improved]
+        return [s for s in alive if self.checks_since_S[s] < self.patience]
+
+    def restore(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self.copies or flat
