@@ -11,6 +11,7 @@ from contract.probes import PROBES
 from fedmoe import trees
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import EvaluationConfig, ExperimentConfig
+from fedmoe.engines.coordinator import Coordinator
 from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.metrics import Score
 from fedmoe.experiment import Result, Stopped, run_events
@@ -124,3 +125,24 @@ def test_a_run_is_called_by_its_label(tmp_path):
     chosen = config("fedmix", None)
     labelled = chosen.model_copy(update={"algorithm": type(chosen.algorithm)(name="fedmix", label="FedMix K=4")})
     assert run(labelled, tmp_path).data["title"] == "FedMix K=4"
+
+
+def test_what_is_scored_in_the_end_anyway_is_not_looked_at_before(tmp_path, monkeypatch):
+    looks = []
+    look = Coordinator.score
+    monkeypatch.setattr(
+        Coordinator, "score", lambda self, kept, after=None: looks.append(after) or look(self, kept, after)
+    )
+    run(config("fedmix", 2, release=True), tmp_path)
+    assert looks == [2, 4, None]
+
+
+def test_a_run_that_died_at_its_very_end_has_one_end_of_its_curve(tmp_path, monkeypatch):
+    chosen = config("fedmix", 2)
+    monkeypatch.setattr(RunDirectory, "write_json", lambda *_: (_ for _ in ()).throw(OSError))
+    with pytest.raises(OSError):
+        run(chosen, tmp_path)
+    monkeypatch.undo()
+    assert [point["round"] for point in run(chosen, tmp_path).data["curve"]] == [2, 4, 5]
+    told = [event["round"] for event in RunDirectory(tmp_path).read_metrics() if event["event"] == "curve"]
+    assert told == [2, 4, 5]

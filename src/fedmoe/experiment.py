@@ -151,7 +151,7 @@ class _Run:
         if checkpoint is None:
             checkpoint = Checkpoint(0, self.algorithm.init_server(self.config.seed), {})
         done, server, note = checkpoint
-        known = self.run.forget_metrics_after(done)
+        known = self.run.forget_metrics_after(done, self.rounds)
         history = [{"experts": {}, "warnings": [], **event} for event in known if event["event"] == "round"]
         curve = [event for event in known if event["event"] == "curve"]
         earlier = sum(event["seconds"] for event in history)
@@ -171,6 +171,7 @@ class _Run:
                     curve.append(self._record(self._look(observer, server, number, manifest)))
                 self._checkpoint(coordinator, server, record)
                 yield record
+            traffic = manifest.totals()
             server = coordinator.collect_release(server) if self.releases else server
             kept = coordinator.deliver(server, self._scored_clients())
             yield from self._personalize(coordinator, kept)
@@ -179,6 +180,8 @@ class _Run:
                 scores += batch
                 yield Advanced("score", len({score.client for score in scores}), len(kept))
             clock = coordinator.final_clock
+        if self.config.evaluation.every and self.rounds:
+            curve.append(self._record(_point(self.rounds, scores, traffic)))
         seconds = earlier + time.monotonic() - begun
         facts = facts | {"curve": [{key: point[key] for key in point if key != "event"} for point in curve]}
         yield self._finish(facts, history, manifest, sorted(scores), kept, clock, seconds)
@@ -200,15 +203,16 @@ class _Run:
         return event
 
     def _is_looked_at(self, number: int) -> bool:
+        """Not after the last round: what is scored then anyway is the end of the curve."""
         every = self.config.evaluation.every
-        return bool(every) and (number % (every or 1) == 0 or number == self.rounds)
+        return bool(every) and number % (every or 1) == 0 and number < self.rounds
 
     def _look(self, observer: Coordinator, server: Tree, number: int, manifest: Manifest) -> dict[str, Any]:
         """A point of the learning curve: what clients would answer if the rounds ended here."""
         server = observer.collect_release(server, number) if self.releases else server
         kept = observer.deliver(server, self._scored_clients(), number)
         scores = [score for batch in observer.score(kept, number) for score in batch]
-        return {"event": "curve", "round": number, **curve_point(sorted(scores), manifest.totals())}
+        return _point(number, scores, manifest.totals())
 
     def _checkpoint(self, coordinator: Coordinator, server: Tree, record: RoundRecord) -> None:
         due = record.round % self.config.schedule.checkpoint_every == 0
@@ -273,6 +277,12 @@ class _Run:
     def _stop_if_asked(self, where: str) -> None:
         if self.should_stop():
             raise Stopped(f"stopped {where}. Run the same command again to resume.")
+
+
+def _point(number: int, scores: Sequence[Score], traffic: dict[str, int]) -> dict[str, Any]:
+    """Of the learning curve: scores before personalisation."""
+    before = sorted(score for score in scores if score.model == "before")
+    return {"event": "curve", "round": number, **curve_point(before, traffic)}
 
 
 def _warnings(history: Sequence[dict[str, Any]], record: RoundRecord) -> list[str]:

@@ -100,13 +100,13 @@ class TestMetrics:
         with run.metrics.open("ab") as file:
             file.write(half)
         assert run.read_metrics() == self.rounds(1, 2)
-        run.forget_metrics_after(2)
+        run.forget_metrics_after(2, 9)
         run.append_metrics(self.rounds(3))
         assert run.read_metrics() == self.rounds(1, 2, 3)
 
     def test_a_resumed_run_forgets_what_it_will_do_again(self, run):
         run.append_metrics([*self.rounds(1, 2, 3), {"event": "score", "client": 0}])
-        assert run.forget_metrics_after(2) == self.rounds(1, 2) == run.read_metrics()
+        assert run.forget_metrics_after(2, 9) == self.rounds(1, 2) == run.read_metrics()
 
 
 class TestOneProcessAtATime:

@@ -84,10 +84,10 @@ class RunDirectory:
                 break
         return events
 
-    def forget_metrics_after(self, round_number: int) -> list[dict[str, Any]]:
-        """Drop events that a resumed run will make again; returns the others."""
-        of_rounds = [event for event in self.read_metrics() if event["event"] in ("round", "curve")]
-        kept = [event for event in of_rounds if event["round"] <= round_number]
+    def forget_metrics_after(self, round_number: int, last_round: int) -> list[dict[str, Any]]:
+        """Drop events that a resumed run will make again, as the end of the curve; returns the others."""
+        again = {"round": round_number, "curve": min(round_number, last_round - 1)}
+        kept = [event for event in self.read_metrics() if event.get("round", 0) <= again.get(event["event"], -1)]
         write_atomically(self.metrics, "".join(json.dumps(event) + "\n" for event in kept).encode())
         return kept
 
