@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +34,19 @@ def test_what_may_be_sent_is_computed_from_opted_in_records_alone():
     assert data.train.x[1, :, 0].tolist() == [10, 12, 0, 0]  # zeros are padding
     assert data.train.y[1, :2].tolist() == [10 % 3, 12 % 3]
     assert data.validation.counts.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("opted_in_only", [True, False])
+def test_a_part_that_nobody_asks_for_is_not_made(opted_in_only):
+    """A round does not look at validation images, and preparing them takes time."""
+
+    class OnlyTraining:
+        train, train_opted_in = rows(4), torch.ones(4, dtype=torch.bool)
+
+    data = replace(federation(), load=lambda _client: OnlyTraining()).data([0, 1], opted_in_only=opted_in_only)
+    assert data.train.counts.tolist() == [4, 4] and data.train is data.train
+    with pytest.raises(AttributeError):
+        _ = data.validation
 
 
 def test_personalisation_sees_all_records():

@@ -60,6 +60,17 @@ def test_cohorts_are_clients_with_equal_keys_in_the_order_of_ids() -> None:
     assert cohorts == [[0, 2, 4], [6], [1, 3]]
 
 
+def test_nobody_is_no_cohort() -> None:
+    assert coordinator(Recorder(), cohort_size=lambda clients: clients).cohorts({}, make().round[0]) == []
+
+
+def test_personalisation_is_shared_out_even_where_a_round_is_one_cohort() -> None:
+    recorder = Recorder()
+    kept = dict.fromkeys(range(5), Broadcast({"w": torch.zeros(1)}))
+    list(coordinator(recorder, cohort_size=9)._on_cohorts({"do": "personalize"}, kept))
+    assert [wire.unpack(frame)[0]["clients"] for frame in recorder.frames] == [[0, 1, 2], [3, 4]]
+
+
 def test_workers_change_neither_cohorts_nor_frames(tmp_path: Path) -> None:
     frames = []
     for workers in (1, 3):

@@ -314,8 +314,9 @@ static double train_one(const Net* nets, int64_t num_nets, const Client& client,
     for (int64_t b = 0; b < batch; b++) {
       int64_t row = client.order[begin + b];
       for (int64_t m = 0; m < num_nets; m++) scores[m] = dy[m] + b * nets[m].layers[nets[m].count - 1].out_stride();
+      const float* given = client.given ? client.given + row : nullptr;
       loss += num_nets == 1 ? cross_entropy(scores.data(), classes, client.y[row], 1.f / batch)
-                            : mixture(scores.data(), classes, client.y[row], client.given ? client.given + row : nullptr, 1.f / batch);
+                            : mixture(scores.data(), classes, client.y[row], given, 1.f / batch);
     }
     total += loss / batch;
     for (int64_t m = 0; m < num_nets; m++) {
