@@ -53,7 +53,7 @@ def give(
     """A client that never trained has a gate that says nothing: it gives it with no weight."""
     num_examples_S = data.train.counts.to(torch.float32) * (client.trained > 0)
     usage_SK = usage_of(config, request.posterior, client.shares, client.usage)
-    density = train_density(network, data, setting, rng) if network else {}
+    density = train_density(network, data, rng) if network else {}
     return client, Gift(client.gate, client.output_bias, usage_SK, num_examples_S, density), NoReport()
 
 
