@@ -25,7 +25,7 @@ from fedmoe.aggregation.server_optimizer import ServerOptimizer, server_step
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedavg import ServerState as FedAvgServer
 from fedmoe.algorithms.fedmix import expert_shares, fedmix, init_client, init_server, local_update, send_held
-from fedmoe.algorithms.fedmix_objective import objective
+from fedmoe.algorithms.fedmix_objective import Objective
 from fedmoe.algorithms.fedmix_states import ClientState, FedMixConfig, Update
 from fedmoe.clients.federation import side_by_side
 from fedmoe.clients.private_store import PrivateStore
@@ -347,7 +347,7 @@ def test_the_loss_of_a_client_that_pruned_is_that_of_algorithm_2():
     experts = [setting.expert.init(k) for k in (0, 2, 3)]
     parts = {"experts": trees.stack(experts), "posterior": phi, "gate": gate}
     frozen = {"shares": shares, "which": torch.tensor([0, 2, 3]), "in_use": torch.tensor([True, True, False])}
-    losses_B = objective(config, setting.expert)({"mixture": parts}, frozen, Batch(x, y, {}))
+    losses_B = Objective(config, setting.expert)({"mixture": parts}, frozen, Batch(x, y, {}))
 
     q_CK = phi.softmax(-1)
     kept_CK = q_CK * torch.tensor([1.0, 0, 1, 0])

@@ -147,7 +147,7 @@ def test_batches_are_those_of_the_other_ways(count, batch_size, steps):
 def native_of(group, more=()):
     groups = {"model": group, **dict(more)}
     empty = {key: {} for key in groups}
-    return native_epochs(groups, empty, empty, empty, 2, Streams(0, "test", 1, (0,)))
+    return native_epochs(groups, empty, empty, empty, 2, Streams(0, "test", 1, (0,)), {})
 
 
 def test_whatever_is_more_than_one_networks_cross_entropy_goes_step_by_step():

@@ -5,6 +5,8 @@ The parts of a client's mixture are trained together by one optimizer, as in Alg
 Shape suffixes: those of `models.expert_mixture`, N examples of a client, S clients of a cohort.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,10 +17,12 @@ from fedmoe.algorithms.fedmix_states import Broadcast, ClientState, FedMixConfig
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.models.network import Network
+from fedmoe.native.trainer import Holding
 from fedmoe.streams import Streams
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Fitted, Group, fit
-from fedmoe.training.inference import Batch, Loss, Trainable, Way, per_example
+from fedmoe.training.inference import Batch, Trainable, Way, per_example
+from fedmoe.training.native_plan import NativePlan
 from fedmoe.training.optimizers import Sgd
 from fedmoe.training.plan import TrainingPlan
 from fedmoe.vocabulary import ClientData, Examples, Tensors, Tree
@@ -132,25 +136,42 @@ def posterior_at(config: FedMixConfig, trainable: Trainable, parts: Tree, batch:
     return log_q_RK[condition_values(config, batch.y, batch.extra)], usage_K
 
 
-def objective(config: FedMixConfig, network: Network) -> Loss:
+@dataclass(frozen=True)
+class Objective:
     """Minus eq. 6, or minus eq. 3, of each example."""
 
-    def losses(trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
+    config: FedMixConfig
+    network: Network
+
+    def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         parts = {**frozen, **trainable.get("mixture", {})}
         which_H, in_use_H = parts["which"], parts["in_use"]
-        log_probs_HBC, features_HBF = answers_at(network, parts, batch)
-        log_q_BK, usage_K = posterior_at(config, trainable, parts, batch)
+        log_probs_HBC, features_HBF = answers_at(self.network, parts, batch)
+        log_q_BK, usage_K = posterior_at(self.config, trainable, parts, batch)
         pooled_BF = equations.pooled_features(usage_K[which_H], in_use_H, features_HBF)
         log_gate_BK = equations.log_gate(parts["gate"], pooled_BF)
         log_likelihood_BH = equations.log_likelihoods(log_probs_HBC, batch.y)
-        if config.objective == "mixture":
+        if self.config.objective == "mixture":
             kept_BH = equations.kept_gate(log_gate_BK, which_H, in_use_H)
             return -equations.log_marginal(kept_BH, log_likelihood_BH)
         kept_q_BH = equations.kept_posterior(log_q_BK[:, which_H], in_use_H)
         bound_B = equations.lower_bound(log_q_BK, kept_q_BH, log_likelihood_BH, log_gate_BK)
-        return -bound_B - equations.entropy(log_q_BK) if config.entropy else -bound_B
+        return -bound_B - equations.entropy(log_q_BK) if self.config.entropy else -bound_B
 
-    return losses
+    def natively(self, params_S: Tree, data: Examples, frozen_S: Tree) -> NativePlan | None:
+        """Algorithms 1 and 2 as printed, and eq. 10-13 without pruning, where experts and gate are trained."""
+        config, own_q = self.config, self.config.condition == "client"
+        printed = config.objective == "bound" and not config.entropy and not config.personal_bias
+        if not printed or "experts" not in params_S or "gate" not in params_S or not self.network.has_native_features:
+            return None
+        if own_q and not frozen_S["in_use"].all():
+            return None
+        values_SN = condition_values(config, data.y, data.extra)
+        told = values_SN, frozen_S["which"], frozen_S["in_use"], frozen_S["shares"]
+        holding = Holding(*(tensor.contiguous() for tensor in told))
+        return NativePlan(
+            {"experts/": self.network}, holding=holding, usage=("usage", config.damping) if own_q else None
+        )
 
 
 def own_usage(config: FedMixConfig, network: Network, share_SK: Tensor, data: Examples) -> Group:
@@ -192,7 +213,7 @@ def train_parts(
     stop_early: bool = False,
 ) -> Fitted:
     """Train `parts` of the mixture, and the clients' own q(z|s), the group "usage", where they have one."""
-    losses = objective(config, setting.expert)
+    losses = Objective(config, setting.expert)
     groups = {"mixture": Group(parts, losses, data.train, plan.make_optimizer())} if parts else {}
     if config.condition == "client":
         groups["usage"] = own_usage(config, setting.expert, usage_SK, data.train)

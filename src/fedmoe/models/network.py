@@ -130,6 +130,11 @@ class Network:
         return scores, self._output_input.pop()
 
     @property
+    def has_native_features(self) -> bool:
+        """Whether the kernels have a layer before the output layer, whose output a gate can read."""
+        return self._body is not None
+
+    @property
     def num_features(self) -> int:
         return self._output_layer.in_features
 

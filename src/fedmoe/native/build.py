@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SOURCES = ("vectors.h", "layer.h", "dense.h", "conv.h", "chain.cpp")
+SOURCES = ("vectors.h", "layer.h", "dense.h", "conv.h", "chain.h", "losses.h", "bound.h", "training.h", "kernels.cpp")
 # No fast-math: NaN and infinity travel as in PyTorch.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 SECONDS_TO_COMPILE = 300
@@ -73,7 +73,7 @@ def _processor() -> str:
 
 def _compile(compiler: str, path: Path) -> None:
     """Written aside and renamed, so that several processes may do it at once and a stop leaves nothing half made."""
-    source = Path(__file__).parent / "chain.cpp"
+    source = Path(__file__).parent / SOURCES[-1]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

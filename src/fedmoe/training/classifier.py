@@ -1,7 +1,6 @@
 """The losses that nearly every stage trains with: a network's cross-entropy, and that of a mixture of two experts.
 
-Types of their own, so that the trainer sees that a group is one of them and nothing else, and can hand the native
-kernels a whole epoch of it.
+Types of their own, so that they can tell the trainer how the native kernels take a whole epoch of them.
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from torch import Tensor
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.training.inference import Batch
-from fedmoe.vocabulary import Tensors, Tree
+from fedmoe.training.native_plan import NativePlan
+from fedmoe.vocabulary import Examples, Tensors, Tree
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,9 @@ class ClassifierLoss:
         """The same for all clients of a cohort at once, (S, B), where the network reads cohorts."""
         log_probs_SBC = F.log_softmax(self.network.cohort(trainable_S["model"], batches.x), dim=-1)
         return -log_probs_SBC.gather(-1, batches.y.unsqueeze(-1)).squeeze(-1)
+
+    def natively(self, _params_S: Tree, _data: Examples, _frozen_S: Tree) -> NativePlan:
+        return NativePlan({"": self.network})
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,15 @@ class MixtureLoss:
         else:
             second_BC = batch.extra[self.second]
         return negative_log_likelihood(log_mix(gate_B1, first_BC, second_BC), batch.y)
+
+    def natively(self, params_S: Tree, data: Examples, _frozen_S: Tree) -> NativePlan | None:
+        networks = {f"{self.first}/": self.expert, "gate/": self.gate}
+        if self.second in params_S:
+            return NativePlan({**networks, f"{self.second}/": self.expert})
+        if self.second not in data.extra:
+            return None
+        at_label_SN1 = data.extra[self.second].gather(-1, data.y.unsqueeze(-1))
+        return NativePlan(networks, given_SN=at_label_SN1.squeeze(-1).contiguous())
 
 
 def log_probs(network: Network, params: Tensors, batch: Batch) -> Tensor:

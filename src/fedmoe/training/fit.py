@@ -108,7 +108,7 @@ class _Cohort:
         self.flat = {name: self.layouts[name].pack(group.params) for name, group in groups.items()}
         self.slots = {name: init_slots(group.optimizer, self.flat[name]) for name, group in groups.items()}
         self.native = (
-            native_epochs(groups, self.layouts, self.flat, self.slots, schedule.batch_size, rng)
+            native_epochs(groups, self.layouts, self.flat, self.slots, schedule.batch_size, rng, frozen)
             if way == "native"
             else None
         )

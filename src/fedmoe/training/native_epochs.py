@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from fedmoe.errors import DataError
-from fedmoe.models.network import Network
 from fedmoe.native.kernel import Kernel
-from fedmoe.native.trainer import OptimizerSettings, Rows, Steps, Trainer
+from fedmoe.native.trainer import Bound, OptimizerSettings, Rows, Steps, Trainer
 from fedmoe.streams import Streams
-from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.flat import Layout
+from fedmoe.training.native_plan import NativeLoss
 from fedmoe.training.optimizers import Adam, Optimizer
-from fedmoe.vocabulary import Tensors
+from fedmoe.vocabulary import Tensors, Tree
 
 if TYPE_CHECKING:
     from fedmoe.training.fit import Group
@@ -53,22 +52,31 @@ def native_epochs(
     slots: Mapping[str, Tensors],
     batch_size: int,
     rng: Streams,
+    frozen: Tree,
 ) -> NativeEpochs | None:
-    """None where something besides a plain loss of native networks is trained: then each step asks the kernels."""
+    """None where something besides a loss that the kernels know is trained: then each step asks them."""
     name, group = next(iter(groups.items()))
-    networks = _networks(group)
-    if len(groups) > 1 or not networks or group.batch_term or group.noise or group.augmentation:
+    plan = group.loss.natively(group.params, group.data, frozen) if isinstance(group.loss, NativeLoss) else None
+    if plan is None or any(network.native is None for network in plan.networks.values()):
         return None
-    if any(network.native is None for network in networks.values()):
+    known = {name, plan.usage[0]} if plan.usage else {name}
+    if groups.keys() != known or group.batch_term or group.noise or group.augmentation:
         return None
-    kernels = {part: network.native for part, network in networks.items() if network.native}
-    first = next(iter(kernels.values()))
-    _refuse_strange_labels(group.data.y, first.program.num_outputs)
-    data = group.data
-    rows = Rows(first.images(data.x), data.y.contiguous(), _given(group), flat[name], list(slots[name].values()))
+    kernels = tuple((part, network.native) for part, network in plan.networks.items() if network.native)
+    data, first, layout = group.data, kernels[0][1], layouts[name]
+    _refuse_strange(data.y, first.program.num_outputs, "labels", "the model has {} outputs")
+    holding, damping, held = plan.holding, 1.0, None
+    if holding:
+        held = holding.which_SH.shape[1]
+    if holding and plan.usage:
+        usage, damping = plan.usage
+        holding = holding._replace(usage_SK=flat[usage])
+    elif holding:
+        _refuse_strange(holding.condition_SN, group.params["posterior"].shape[1], "values", "q has {} rows")
+    inputs = first.images(data.x), data.y.contiguous()
     return NativeEpochs(
-        trainer=_trainer(tuple(kernels.items()), layouts[name].names, tuple(layouts[name].sizes), group.optimizer),
-        rows=rows,
+        trainer=_trainer(kernels, layout.names, tuple(layout.sizes), group.optimizer, held, damping),
+        rows=Rows(*inputs, flat[name], list(slots[name].values()), plan.given_SN, holding),
         counts=data.counts.tolist(),
         batch_size=batch_size,
         generators=rng.generators("batches"),
@@ -77,13 +85,31 @@ def native_epochs(
 
 @lru_cache(maxsize=16)
 def _trainer(
-    kernels: tuple[tuple[str, Kernel], ...], names: tuple[str, ...], sizes: tuple[int, ...], optimizer: Optimizer
+    kernels: tuple[tuple[str, Kernel], ...],
+    names: tuple[str, ...],
+    sizes: tuple[int, ...],
+    optimizer: Optimizer,
+    experts_held: int | None,
+    damping: float,
 ) -> Trainer:
     starts = dict(zip(names, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
     offsets = [
         np.array([starts[part + param] for param in kernel.program.params], dtype=np.int64) for part, kernel in kernels
     ]
-    return Trainer([kernel for _, kernel in kernels], offsets, _settings(optimizer))
+    if experts_held is None:
+        return Trainer([kernel for _, kernel in kernels], offsets, _settings(optimizer))
+    (expert,) = (kernel for _, kernel in kernels)
+    of_experts = [offsets[0] + h * expert.sizes for h in range(experts_held)]
+    bound = _bound(starts, dict(zip(names, sizes, strict=True)), damping)
+    return Trainer([expert] * experts_held, of_experts, _settings(optimizer), bound)
+
+
+def _bound(starts: Mapping[str, int], sizes: Mapping[str, int], damping: float) -> Bound:
+    """Without phi every client has a q of its own: one row."""
+    num_experts = sizes["gate/bias"]
+    num_values, num_features = sizes.get("posterior", num_experts) // num_experts, sizes["gate/weight"] // num_experts
+    places = starts.get("posterior", -1), starts["gate/weight"], starts["gate/bias"]
+    return Bound(*places, num_values, num_experts, num_features, damping)
 
 
 def shuffled(generator: torch.Generator, count: int, batch_size: int, steps: int) -> Tensor:
@@ -102,26 +128,6 @@ def ends_of_batches(count: int, batch_size: int, steps: int) -> Tensor:
     return (starts + ends_of_epoch).flatten()[:steps]
 
 
-def _networks(group: "Group") -> dict[str, Network]:
-    """Which network reads which part of the group, in the order of the kernels."""
-    loss = group.loss
-    if isinstance(loss, ClassifierLoss):
-        return {"": loss.network}
-    if isinstance(loss, MixtureLoss) and loss.second in group.params:
-        return {f"{loss.first}/": loss.expert, "gate/": loss.gate, f"{loss.second}/": loss.expert}
-    if isinstance(loss, MixtureLoss) and loss.second in group.data.extra:
-        return {f"{loss.first}/": loss.expert, "gate/": loss.gate}
-    return {}
-
-
-def _given(group: "Group") -> Tensor | None:
-    """The frozen expert's log-probability at each label, where there is one."""
-    if not isinstance(group.loss, MixtureLoss) or group.loss.second in group.params:
-        return None
-    answers_SNC = group.data.extra[group.loss.second]
-    return answers_SNC.gather(-1, group.data.y.unsqueeze(-1)).squeeze(-1).contiguous()
-
-
 def _settings(optimizer: Optimizer) -> OptimizerSettings:
     if isinstance(optimizer, Adam):
         return OptimizerSettings(
@@ -130,10 +136,10 @@ def _settings(optimizer: Optimizer) -> OptimizerSettings:
     return OptimizerSettings(optimizer.learning_rate, optimizer.momentum, adam=False)
 
 
-def _refuse_strange_labels(y_SN: Tensor, num_classes: int) -> None:
-    lowest, highest = (int(label) for label in y_SN.aminmax()) if y_SN.numel() else (0, 0)
-    if lowest < 0 or highest >= num_classes:
+def _refuse_strange(values_SN: Tensor, count: int, what: str, room: str) -> None:
+    """The kernels do not look."""
+    lowest, highest = (int(value) for value in values_SN.aminmax()) if values_SN.numel() else (0, 0)
+    if lowest < 0 or highest >= count:
         raise DataError(
-            f"labels reach from {lowest} to {highest}, but the model has {num_classes} outputs. "
-            "Give it as many outputs as there are classes."
+            f"{what} reach from {lowest} to {highest}, but {room.format(count)}. Give it as many as there are {what}."
         )

@@ -1,0 +1,68 @@
+// What Python calls: chains of layers for cohorts of clients, one client after another.
+//
+// Each client is computed by itself, so nothing depends on who else is in the cohort. The caller holds no lock meanwhile.
+#include "training.h"
+
+using namespace fedmoe;
+
+extern "C" {
+
+// Images (count, channels, pixels) -> (count, pixels, channels).
+void fedmoe_channels_last(const float* x, float* images, int64_t count, int64_t channels, int64_t pixels) {
+  for (int64_t n = 0; n < count; n++, x += channels * pixels, images += channels * pixels)
+    for (int64_t p = 0; p < pixels; p++)
+      for (int64_t c = 0; c < channels; c++) images[p * channels + c] = x[c * pixels + p];
+}
+
+int64_t fedmoe_tape_size(const Layer* layers, int64_t count, int64_t batch) { return Tape::size(layers, count, batch); }
+
+// For each item its examples x[item] (batch, in_size), parameters params[item * num_params + j] and scores (batch, outputs).
+// With a tape (items, tape size) the whole batch is kept for the backward pass; without, a few examples run at a time.
+void fedmoe_forward(const Layer* layers, int64_t count, int64_t items, int64_t batch, const float* const* x,
+                    const float* const* params, int64_t num_params, float* scores, float* tape) {
+  static thread_local Scratch scratch;
+  Chain chain{layers, count, &scratch};
+  const Layer& last = layers[count - 1];
+  int64_t chunk = tape ? batch : std::min<int64_t>(batch, 32), step = Tape::size(layers, count, chunk);
+  std::vector<const float*> rows(chunk);
+  for (int64_t s = 0; s < items; s++)
+    for (int64_t begin = 0; begin < batch; begin += chunk) {
+      int64_t n = std::min(chunk, batch - begin);
+      for (int64_t b = 0; b < n; b++) rows[b] = x[s] + (begin + b) * layers[0].in_size();
+      Tape here{tape ? tape + s * step : scratch.floats(11, step), n};
+      chain.forward(params + s * num_params, rows.data(), here);
+      for (int64_t b = 0; b < n; b++)
+        memcpy(scores + (s * batch + begin + b) * last.out_size(), here.output(layers, count - 1) + b * last.out_stride(),
+               last.out_size() * sizeof(float));
+    }
+}
+
+// d_scores (items, batch, outputs) -> grads[item * num_params + j] and, unless null, dx (items, batch, in_size).
+void fedmoe_backward(const Layer* layers, int64_t count, int64_t items, int64_t batch, const float* const* x,
+                     const float* const* params, const int64_t* param_size, int64_t num_params, const float* tape,
+                     const float* d_scores, float* const* grads, float* dx) {
+  static thread_local Scratch scratch;
+  Chain chain{layers, count, &scratch};
+  const Layer& last = layers[count - 1];
+  std::vector<const float*> rows(batch);
+  float* dy = scratch.floats(12, batch * last.out_stride());
+  int64_t step = Tape::size(layers, count, batch);
+  for (int64_t s = 0; s < items; s++) {
+    for (int64_t b = 0; b < batch; b++) {
+      rows[b] = x[s] + b * layers[0].in_size();
+      memcpy(dy + b * last.out_stride(), d_scores + (s * batch + b) * last.out_size(), last.out_size() * sizeof(float));
+    }
+    clear_embeddings(chain, grads + s * num_params, param_size);
+    Tape here{const_cast<float*>(tape) + s * step, batch};
+    chain.backward(params + s * num_params, grads + s * num_params, rows.data(), here, dy,
+                   dx ? dx + s * batch * layers[0].in_size() : nullptr);
+  }
+}
+
+// Local training of clients, one after another: by cross-entropy of one network or of a mixture of two, or by FedMix's
+// bound, unless that is null. Writes the sum of each client's mean losses of its batches.
+void fedmoe_train(const Net* nets, int64_t num_nets, const Bound* bound, const Client* clients, int64_t count,
+                  int64_t num_weights, const Optimizer* optimizer, double* losses) {
+  for (int64_t c = 0; c < count; c++) losses[c] = train_one(nets, num_nets, bound, clients[c], num_weights, *optimizer);
+}
+}

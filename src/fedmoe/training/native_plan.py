@@ -1,0 +1,29 @@
+"""What a loss tells the trainer so that the native kernels can take whole epochs of it."""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from fedmoe.models.network import Network
+from fedmoe.native.trainer import Holding
+from fedmoe.vocabulary import Examples, Tree
+
+
+class NativePlan(NamedTuple):
+    """Which networks the group holds, in the order of the kernels: by the prefix of their parameters' names.
+
+    With a `holding` the one network is that of all experts, whose parameters have an axis of experts; "gate/" and
+    "posterior" lie beside them. Where every client has a q of its own, it is `usage`: (name of its group, damping).
+    """
+
+    networks: dict[str, Network]
+    given_SN: Tensor | None = None  # a frozen second expert's log-probability at the label of each example
+    holding: Holding | None = None
+    usage: tuple[str, float] | None = None
+
+
+@runtime_checkable
+class NativeLoss(Protocol):
+    """A loss that the kernels know, in some settings."""
+
+    def natively(self, params_S: Tree, data: Examples, frozen_S: Tree) -> NativePlan | None: ...
