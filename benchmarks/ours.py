@@ -26,7 +26,7 @@ from fedmoe.engines.coordinator import Coordinator
 from fedmoe.engines.embedded import Forked, InProcess, default_workers, start
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.worker import Worker
-from fedmoe.experiment import versions
+from fedmoe.result import versions
 from fedmoe.streams import Streams
 from fedmoe.training.inference import Way
 from fedmoe.training.local import train_mixture

@@ -14,9 +14,9 @@ import torch
 from record import record
 
 from fedmoe.algorithms.fedavg import init_server
-from fedmoe.experiment import versions
 from fedmoe.models.images import SmallCNN
 from fedmoe.models.network import Network
+from fedmoe.result import versions
 from fedmoe.storage.checkpoints import save_checkpoint
 
 

@@ -28,7 +28,8 @@ from fedmoe.clients.lazy import generated_federation
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import parse_config
 from fedmoe.engines.coordinator import RoundRecord
-from fedmoe.experiment import run_events, versions
+from fedmoe.experiment import run_events
+from fedmoe.result import versions
 
 SAMPLED = 100
 

@@ -14,7 +14,8 @@ from fedmoe.config import EvaluationConfig, ExperimentConfig
 from fedmoe.engines.coordinator import Coordinator
 from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.metrics import Score
-from fedmoe.experiment import Result, Stopped, run_events
+from fedmoe.experiment import Stopped, run_events
+from fedmoe.result import Result
 from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
 

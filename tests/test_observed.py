@@ -16,7 +16,8 @@ from fedmoe import display
 from fedmoe.aggregation.experts import Observation
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import ExperimentConfig
-from fedmoe.experiment import Event, Result, Stopped, run_events
+from fedmoe.experiment import Event, Stopped, run_events
+from fedmoe.result import Result
 
 
 def observed(load: list[float]) -> Any:

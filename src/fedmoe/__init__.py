@@ -4,7 +4,7 @@ from fedmoe.api import run
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, RunError
-from fedmoe.experiment import Result
+from fedmoe.result import Result
 
 __all__ = [
     "ConfigError",

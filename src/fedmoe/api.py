@@ -7,8 +7,9 @@ from typing import Any
 
 from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig, parse_config, read_config
-from fedmoe.experiment import Result, run_events
+from fedmoe.experiment import run_events
 from fedmoe.models.network import ModuleOrFactory
+from fedmoe.result import Result
 
 
 def run(

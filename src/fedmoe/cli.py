@@ -17,12 +17,13 @@ from fedmoe.config import ExperimentConfig, read_config
 from fedmoe.data.download import get
 from fedmoe.data.sources import data_folder, list_sources
 from fedmoe.errors import ConfigError, FedmoeError
-from fedmoe.experiment import Result, Stopped, run_events
+from fedmoe.experiment import Stopped, run_events
 from fedmoe.explain import explain
 from fedmoe.interrupts import stop_on_signals
 from fedmoe.report.curves import learning_curve
 from fedmoe.report.figures import class_counts, trade_off
 from fedmoe.report.together import check_together
+from fedmoe.result import Result
 from fedmoe.storage.files import write_atomically
 from fedmoe.storage.rundir import read_results
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from fedmoe.algorithms.catalog import find
 from fedmoe.config import AlgorithmChoice, ExperimentConfig
-from fedmoe.experiment import Event, Result, never, run_events
+from fedmoe.experiment import Event, never, run_events
+from fedmoe.result import Result
 from fedmoe.storage.rundir import RunDirectory
 
 

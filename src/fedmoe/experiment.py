@@ -1,21 +1,15 @@
 """A run from beginning to end, on one screen: build, rounds, personalise, score, write. The caller pulls events."""
 
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from fedmoe import build
 from fedmoe.algorithms.algorithm import Algorithm, Nothing
-from fedmoe.algorithms.catalog import find
 from fedmoe.clients.federation import Federation
-from fedmoe.clients.private_store import PrivateStore
 from fedmoe.clients.union import with_union
 from fedmoe.config import ExperimentConfig
 from fedmoe.engines.coordinator import Coordinator, RoundRecord
@@ -26,8 +20,8 @@ from fedmoe.errors import RunError
 from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.experts import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
-from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.models.network import ModuleOrFactory, Network
+from fedmoe.result import Result, results_of, versions
 from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
@@ -53,38 +47,6 @@ class Advanced(NamedTuple):
 
 class Stopped(RunError):  # noqa: N818 (it is no error that a user stops a run)
     """The user asked the run to stop; it can be resumed."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """`data` is what results.json holds."""
-
-    data: dict[str, Any]
-    directory: Path
-    algorithm: Algorithm
-    federation: Federation
-    kept: dict[ClientId, Tree]
-    clock: int
-
-    @property
-    def scores(self) -> list[Score]:
-        return [Score(**score) for score in self.data["scores"]]
-
-    def personal_model(self, client: ClientId | str) -> PersonalModel:
-        """The model that this client ends with: x -> probabilities."""
-        number = self.federation.number_of(client)
-        if number not in self.kept:
-            raise RunError(f"client {client} was not personalised: evaluation.clients left it out.")
-        store = PrivateStore(RunDirectory(self.directory).private_store)
-        kinds = {"client": self.algorithm.client_type, "final": self.algorithm.personal_type}
-        states = {kind: store.load(kind, tree_type, number, self.clock + 1) for kind, tree_type in kinds.items()}
-        store.close()
-        client_state = states["client"]
-        if client_state is None:
-            client_state = self.algorithm.init_client(self.kept[number], number, self.data["seed"])
-        personal = states["final"] if self.algorithm.personalize else None
-        parts = {"broadcast": self.kept[number], "client": client_state, "personal": personal}
-        return PersonalModel(self.algorithm.predict, parts)
 
 
 Event = Started | RoundRecord | Advanced | Result
@@ -255,22 +217,9 @@ class _Run:
         silent = np.flatnonzero(~takes_part)
         self.run.append_metrics([{"event": "score", **score._asdict()} for score in scores])
         self.run.write_json(self.run.manifest, manifest.as_dict(silent))
-        data = {
-            "name": self.config.name,
-            "algorithm": self.config.algorithm.name,
-            "title": self.config.algorithm.label or find(self.config.algorithm.name).title,
-            "seed": self.config.seed,
-            "config": self.config.model_dump(mode="json"),
-            "versions": versions(),
-            "seconds": seconds,
-            "rounds": self.rounds,
-            "scores": [score._asdict() for score in scores],
-            "history": [_told(event) for event in history],
-            "assignment": next((known for e in reversed(history) if (known := e["experts"].get("assignment"))), None),
-            "warnings": [f"round {event['round']}: {words}" for event in history for words in event["warnings"]],
-            "traffic": manifest.totals() | {"opted_out_clients": len(silent)},
-            **facts,
-        }
+        traffic = manifest.totals() | {"opted_out_clients": len(silent)}
+        timing = {"seconds": seconds, "rounds": self.rounds}
+        data = {**results_of(self.config, history, scores), **timing, "traffic": traffic, **facts}
         self.run.write_json(self.run.results, data)
         return Result(data, self.run.path, self.algorithm, self.federation, kept, clock)
 
@@ -288,12 +237,6 @@ def _point(number: int, scores: Sequence[Score], traffic: dict[str, int]) -> dic
 def _warnings(history: Sequence[dict[str, Any]], record: RoundRecord) -> list[str]:
     loads = [experts["load"] for event in history[-WINDOW:] if (experts := event["experts"])]
     return expert_warnings([*loads, record.experts["load"]]) if record.experts else []
-
-
-def _told(event: dict[str, Any]) -> dict[str, Any]:
-    """What results.json says of a round; the map of every round is in the metrics."""
-    experts = {key: value for key, value in event["experts"].items() if key != "assignment"}
-    return {key: event[key] for key in ("round", "reports", "refused", "seconds")} | {"experts": experts}
 
 
 def _shown(built: build.Built) -> dict[str, Any]:
@@ -317,7 +260,3 @@ def _claim(
     recorded = run.claim(asked)
     engine = config.engine.model_copy(update={"way": recorded["engine"]["way"]})
     return config.model_copy(update={"engine": engine})
-
-
-def versions() -> dict[str, str]:
-    return {"fedmoe": version("fedmoe"), "torch": torch.__version__, "python": platform.python_version()}

@@ -17,7 +17,8 @@ from fedmoe import trees
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.clients.federation import Federation, Records
 from fedmoe.errors import RunError
-from fedmoe.experiment import Result, Stopped, never, run_events
+from fedmoe.experiment import Stopped, never, run_events
+from fedmoe.result import Result
 from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.vocabulary import ClientId
