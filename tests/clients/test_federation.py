@@ -11,6 +11,8 @@ from fedmoe.clients.opt_out import opt_out
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.errors import DataError
 from fedmoe.partition.majority import split_by_majority
+from fedmoe.partition.quotas import Labels
+from fedmoe.partition.settings import MajoritySplit
 
 LABELS = np.repeat(np.arange(4), 50)
 
@@ -84,10 +86,9 @@ def test_clients_are_found_by_name():
 def test_a_split_is_read_client_by_client_through_prepare():
     table = Table(torch.arange(200)[:, None], torch.from_numpy(LABELS))
     dataset = Dataset("numbers", table, table, ("a", "b", "c", "d"), prepare=lambda x: x.float() / 2)
-    split = split_by_majority(
-        LABELS, LABELS, 4, num_clients=3, num_unseen=1, share=0.8,
-        train_size=10, validation_size=5, test_size=5, global_test_size=8, seed=0,
-    )  # fmt: skip
+    sizes = {"train_size": 10, "validation_size": 5, "test_size": 5, "global_test_size": 8}
+    settings = MajoritySplit(num_clients=3, num_unseen=1, share=0.8, **sizes)
+    split = split_by_majority(Labels(LABELS, LABELS, 4), settings, seed=0)
     made = federation_from_split(dataset, split, opt_out(split, table, clients=[1], seed=0))
     assert (made.num_clients, made.num_unseen, made.num_classes, made.input_shape) == (3, 1, 4, (1,))
     assert made.participants.tolist() == [0, 2] and made.digest == split.digest

@@ -8,23 +8,14 @@ from fedmoe.clients.opt_out import OptOut, opt_out
 from fedmoe.data.dataset import Table
 from fedmoe.errors import ConfigError
 from fedmoe.partition.majority import split_by_majority
+from fedmoe.partition.quotas import Labels
+from fedmoe.partition.settings import MajoritySplit
 from fedmoe.partition.split import Shards
 
 LABELS = np.repeat(np.arange(4), 300)
 TABLE = Table(torch.zeros(1200, 1), torch.from_numpy(LABELS), {"writer": torch.arange(1200) % 7})
-SPLIT = split_by_majority(
-    LABELS,
-    LABELS,
-    4,
-    num_clients=10,
-    num_unseen=3,
-    share=0.5,
-    train_size=20,
-    validation_size=8,
-    test_size=4,
-    global_test_size=4,
-    seed=0,
-)
+SIZES = {"num_clients": 10, "num_unseen": 3, "train_size": 20, "validation_size": 8, "test_size": 4}
+SPLIT = split_by_majority(Labels(LABELS, LABELS, 4), MajoritySplit(**SIZES, share=0.5, global_test_size=4), seed=0)
 
 
 def choose(**settings) -> OptOut:

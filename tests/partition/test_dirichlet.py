@@ -5,25 +5,14 @@ from hypothesis import strategies as st
 
 from fedmoe.errors import ConfigError
 from fedmoe.partition.dirichlet import class_parts, client_parts, raise_to_floor, split_by_dirichlet
+from fedmoe.partition.quotas import Labels
+from fedmoe.partition.settings import DirichletSplit
 from fedmoe.partition.split import Split
-
-TRAIN = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 400))
-TEST = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 60))
-SETTINGS = {
-    "num_clients": 6,
-    "num_unseen": 2,
-    "alpha": 0.5,
-    "min_size": 5,
-    "train_size": 40,
-    "validation_size": 10,
-    "test_size": 20,
-    "global_test_size": 100,
-    "seed": 0,
-}
+from splits import LABELS, SIZES, TEST, TRAIN
 
 
-def split(**changes) -> Split:
-    return split_by_dirichlet(TRAIN, TEST, 10, **{**SETTINGS, **changes})
+def split(labels=LABELS, seed=0, **changes) -> Split:
+    return split_by_dirichlet(labels, DirichletSplit(**{**SIZES, "alpha": 0.5, "min_size": 5, **changes}), seed)
 
 
 @settings(max_examples=60, deadline=None)
@@ -154,10 +143,10 @@ def test_a_class_that_runs_out_is_named_with_demand_and_supply():
     rare = np.concatenate([TRAIN, np.full(400, 3)])[TRAIN.size - 3600 :]
     rare = np.concatenate([rare[rare != 7], np.full(9, 7)])
     with pytest.raises(ConfigError, match=r"split\.train_size=40 .*needs 40 examples of class 7, but there are 9\. "):
-        split_by_dirichlet(rare, TEST, 10, **SETTINGS)
+        split(Labels(rare, TEST, 10))
 
 
 def test_a_thousand_clients_are_split_whole():
     labels = np.repeat(np.arange(10), 7000)
-    found = split_by_dirichlet(labels, TEST, 10, **{**SETTINGS, "num_clients": 1000, "train_size": 50, "alpha": 1e-3})
+    found = split(Labels(labels, TEST, 10), num_clients=1000, train_size=50, alpha=1e-3)
     assert found.train.sizes.sum() + found.validation.sizes.sum() == 1002 * 60

@@ -7,24 +7,14 @@ from hypothesis import strategies as st
 
 from fedmoe.errors import ConfigError
 from fedmoe.partition.k_labels import split_by_k_labels
+from fedmoe.partition.quotas import Labels
+from fedmoe.partition.settings import KLabelsSplit
 from fedmoe.partition.split import Split
-
-TRAIN = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 400))
-TEST = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 60))
-SETTINGS = {
-    "num_clients": 6,
-    "num_unseen": 2,
-    "labels_per_client": 4,
-    "train_size": 40,
-    "validation_size": 10,
-    "test_size": 20,
-    "global_test_size": 100,
-    "seed": 0,
-}
+from splits import LABELS, SIZES, TEST, TRAIN
 
 
-def split(**changes) -> Split:
-    return split_by_k_labels(TRAIN, TEST, 10, **{**SETTINGS, **changes})
+def split(labels=LABELS, seed=0, **changes) -> Split:
+    return split_by_k_labels(labels, KLabelsSplit(**{**SIZES, "labels_per_client": 4, **changes}), seed)
 
 
 def label_sets(found: Split) -> list[frozenset[int]]:
@@ -90,7 +80,7 @@ def test_the_last_free_set_is_found():
 
 def test_rare_classes_are_used_less():
     rare = np.concatenate([TRAIN[TRAIN != 3], np.full(40, 3)])
-    found = split_by_k_labels(rare, TEST, 10, **{**SETTINGS, "num_clients": 60, "labels_per_client": 2})
+    found = split(Labels(rare, TEST, 10), num_clients=60, labels_per_client=2)
     uses = (found.class_counts(rare, 10) > 0).sum(0)
     assert uses[3] == 1 and uses[:3].min() > 10
 
@@ -120,5 +110,5 @@ def test_what_cannot_work_is_refused_with_value_reason_and_remedy(changes, messa
 
 def test_a_thousand_clients_are_split_whole():
     labels = np.repeat(np.arange(10), 7000)
-    found = split_by_k_labels(labels, TEST, 10, **{**SETTINGS, "num_clients": 1000, "unseen_labels": "any"})
+    found = split(Labels(labels, TEST, 10), num_clients=1000, unseen_labels="any")
     assert len(np.unique(found.train.rows)) == len(found.train.rows) == found.train.sizes.sum() > 0

@@ -5,24 +5,14 @@ from hypothesis import strategies as st
 
 from fedmoe.errors import ConfigError
 from fedmoe.partition.majority import majority_pairs, split_by_majority
+from fedmoe.partition.quotas import Labels
+from fedmoe.partition.settings import MajoritySplit
 from fedmoe.partition.split import Split
-
-TRAIN = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 400))
-TEST = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 60))
-SETTINGS = {
-    "num_clients": 6,
-    "num_unseen": 2,
-    "share": 0.6,
-    "train_size": 40,
-    "validation_size": 10,
-    "test_size": 20,
-    "global_test_size": 100,
-    "seed": 0,
-}
+from splits import LABELS, SIZES, TEST, TRAIN
 
 
-def split(**changes) -> Split:
-    return split_by_majority(TRAIN, TEST, 10, **{**SETTINGS, **changes})
+def split(labels=LABELS, seed=0, **changes) -> Split:
+    return split_by_majority(labels, MajoritySplit(**{**SIZES, "share": 0.6, **changes}), seed)
 
 
 def counts(labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -70,7 +60,7 @@ def test_at_share_one_a_client_holds_its_pair_only():
 
 
 def test_two_classes_are_shared_evenly():
-    found = split_by_majority(TRAIN % 2, TEST % 2, 2, **{**SETTINGS, "share": 1.0})
+    found = split(Labels(TRAIN % 2, TEST % 2, 2), share=1.0)
     assert (found.class_counts(TRAIN % 2, 2) == 20).all()
 
 
@@ -124,7 +114,6 @@ class TestDisjointPairs:
         ),
         ({"test_size": 201}, r"split\.test_size=201 needs 6[01] examples of class \d, but there are 60\. Lower"),
         ({"global_test_size": 601}, r"split\.global_test_size=601 needs 61 examples of class"),
-        ({"pairs": "triples"}, r"split\.pairs='triples' is unknown"),
     ],
 )
 def test_what_cannot_work_is_refused_with_value_reason_and_remedy(changes, message):
@@ -134,5 +123,5 @@ def test_what_cannot_work_is_refused_with_value_reason_and_remedy(changes, messa
 
 def test_a_thousand_clients_are_split_whole():
     labels = np.repeat(np.arange(10), 7000)
-    found = split_by_majority(labels, TEST, 10, **{**SETTINGS, "num_clients": 1000, "train_size": 50, "share": 0.3})
+    found = split(Labels(labels, TEST, 10), num_clients=1000, train_size=50, share=0.3)
     assert len(found.train.rows) == 1002 * 50

@@ -5,26 +5,25 @@ from hypothesis import strategies as st
 
 from fedmoe.errors import ConfigError
 from fedmoe.partition.pachinko import branches_of, client_counts, split_by_pachinko
+from fedmoe.partition.quotas import Labels
+from fedmoe.partition.settings import PachinkoSplit
 from fedmoe.partition.split import Split
 
 TRAIN = np.random.default_rng(0).permutation(np.repeat(np.arange(20), 100))
 TEST = np.random.default_rng(1).permutation(np.repeat(np.arange(20), 20))
 COARSE = TRAIN % 4
-SETTINGS = {
+SIZES = {
     "num_clients": 10,
     "num_unseen": 2,
-    "alpha": 0.1,
-    "beta": 10.0,
     "train_size": 40,
     "validation_size": 10,
     "test_size": 15,
     "global_test_size": 40,
-    "seed": 0,
 }
 
 
-def split(**changes) -> Split:
-    return split_by_pachinko(TRAIN, TEST, 20, COARSE, **{**SETTINGS, **changes})
+def split(labels=None, coarse=COARSE, seed=0, **changes) -> Split:
+    return split_by_pachinko(labels or Labels(TRAIN, TEST, 20), coarse, PachinkoSplit(**{**SIZES, **changes}), seed)
 
 
 @settings(max_examples=40, deadline=None)
@@ -112,5 +111,5 @@ def test_what_cannot_work_is_refused_with_value_reason_and_remedy(changes, messa
 def test_five_hundred_clients_of_a_hundred_classes_are_split_whole():
     labels = np.repeat(np.arange(100), 500)
     sizes = {"num_clients": 500, "num_unseen": 0, "train_size": 80, "validation_size": 20, "global_test_size": 100}
-    found = split_by_pachinko(labels, labels[::5], 100, labels // 5, **{**SETTINGS, **sizes})
+    found = split(Labels(labels, labels[::5], 100), labels // 5, **sizes)
     assert len(np.unique(found.train.rows)) == len(found.train.rows) == found.train.sizes.sum() > 0

@@ -4,26 +4,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmoe.errors import ConfigError
+from fedmoe.partition.quotas import Labels
+from fedmoe.partition.settings import SizeSkewSplit
 from fedmoe.partition.size_skew import log_normal_sizes, split_by_size
 from fedmoe.partition.split import Split
-
-TRAIN = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 400))
-TEST = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 60))
-SETTINGS = {
-    "num_clients": 20,
-    "num_unseen": 2,
-    "sigma": 1.0,
-    "min_size": 5,
-    "train_size": 40,
-    "validation_size": 10,
-    "test_size": 20,
-    "global_test_size": 100,
-    "seed": 0,
-}
+from splits import LABELS, SIZES, TEST, TRAIN
 
 
-def split(**changes) -> Split:
-    return split_by_size(TRAIN, TEST, 10, **{**SETTINGS, **changes})
+def split(labels=LABELS, seed=0, **changes) -> Split:
+    return split_by_size(
+        labels, SizeSkewSplit(**{**SIZES, "num_clients": 20, "sigma": 1.0, "min_size": 5, **changes}), seed
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -88,5 +79,5 @@ def test_what_cannot_work_is_refused_with_value_reason_and_remedy(changes, messa
 def test_a_hundred_thousand_clients_are_split_whole():
     labels = np.arange(400_000) % 10
     sizes = {"num_clients": 100_000, "num_unseen": 0, "train_size": 3, "validation_size": 1, "min_size": 2}
-    found = split_by_size(labels, TEST, 10, **{**SETTINGS, **sizes})
+    found = split(Labels(labels, TEST, 10), **sizes)
     assert found.train.sizes.min() >= 1

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedmoe.errors import ConfigError
 from fedmoe.partition.quotas import Pools, capped_quotas, separate, stream
+from fedmoe.partition.settings import SplitSizes
 from fedmoe.partition.split import Indices, Split
 
 
@@ -15,10 +16,7 @@ def split_of_counts(
     train_sizes_C: Indices,
     pools: Pools,
     test_pools: Pools,
-    *,
-    num_unseen: int,
-    test_size: int,
-    global_test_size: int,
+    config: SplitSizes,
     seed: int,
 ) -> Split:
     """Deals each client its rows, the first `train_sizes_C` for training and the rest for validation.
@@ -28,17 +26,17 @@ def split_of_counts(
     """
     train, validation = separate(pools.deal(counts_CK), train_sizes_C)
     tests = [
-        capped_quotas(test_size, counts_K, test_pools.supply_K, stream(seed, "test_size", c))
+        capped_quotas(config.test_size, counts_K, test_pools.supply_K, stream(seed, "test_size", c))
         for c, counts_K in enumerate(counts_CK)
     ]
     test = test_pools.mirror(np.stack(tests), seed, "own test")
-    global_test = test_pools.balanced(global_test_size, stream(seed, "global test"))
-    return Split(len(counts_CK) - num_unseen, num_unseen, train, validation, test, global_test)
+    global_test = test_pools.balanced(config.global_test_size, stream(seed, "global test"))
+    return Split(config.num_clients, config.num_unseen, train, validation, test, global_test)
 
 
-def train_part(sizes_C: Indices, train_size: int, validation_size: int) -> Indices:
+def train_part(sizes_C: Indices, config: SplitSizes) -> Indices:
     """How many of a client's rows train: in the ratio of the two sizes, and one row to each at least if it has two."""
-    exact = sizes_C * train_size / (train_size + validation_size)
+    exact = sizes_C * config.train_size / config.own_size
     return np.maximum(1, np.minimum(np.floor(exact + 0.5).astype(np.int64), sizes_C - 1))
 
 

@@ -7,12 +7,11 @@ Suffixes: C clients (those that train, then the unseen ones), K classes.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmoe.partition.by_label import require_floor, split_of_counts, train_part
 from fedmoe.partition.pachinko import client_counts
 from fedmoe.partition.quotas import (
-    Pools,
+    Labels,
     proportions,
     quotas,
     require_concentration,
@@ -21,50 +20,32 @@ from fedmoe.partition.quotas import (
     require_supply,
     stream,
 )
+from fedmoe.partition.settings import DirichletSplit
 from fedmoe.partition.split import Indices, Split
 
 
-def split_by_dirichlet(
-    train_labels: NDArray[np.int64],
-    test_labels: NDArray[np.int64],
-    num_classes: int,
-    *,
-    num_clients: int,
-    num_unseen: int = 0,
-    alpha: float,
-    min_size: int = 2,
-    equal_sizes: bool = False,
-    train_size: int,
-    validation_size: int,
-    test_size: int,
-    global_test_size: int,
-    seed: int,
-) -> Split:
+def split_by_dirichlet(labels: Labels, config: DirichletSplit, seed: int) -> Split:
     """Sizes are means over clients: (train_size + validation_size) rows each on average, at least `min_size`.
 
     A client's rows go to training and validation in the ratio of the two sizes, at least one to each if it has two.
     Its test rows follow its own class counts; a class that has too few test rows leaves its part to the client's
     other classes, and if they have too few as well the client's test set is smaller than `test_size`.
     """
-    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    counts = {"num_clients": num_clients, "num_unseen": num_unseen, "min_size": min_size}
-    require_sizes(global_test_size=global_test_size, **counts, **sizes)
+    size, all_clients, alpha = config.own_size, config.all_clients, config.alpha
+    require_sizes(config)
     require_concentration("alpha", alpha)
-    require_floor(min_size, train_size + validation_size)
-    require_rows(num_clients, num_unseen, train_size, validation_size, len(train_labels))
-    all_clients = num_clients + num_unseen
-    pools, test_pools = (Pools(y, num_classes, seed, p) for y, p in ((train_labels, "train"), (test_labels, "test")))
-    size = train_size + validation_size
-    if equal_sizes:
+    require_floor(config.min_size, size)
+    require_rows(config, len(labels.train))
+    pools, test_pools = labels.pools(seed)
+    if config.equal_sizes:
         counts_CK = client_parts(size, pools.supply_K, all_clients, alpha, seed)
     else:
-        total_K = quotas(all_clients * size, np.ones(num_classes), stream(seed, "class totals"))
+        total_K = quotas(all_clients * size, np.ones(labels.num_classes), stream(seed, "class totals"))
+        setting = f"split.train_size={config.train_size} with {all_clients} clients"
         remedy = "Classes are used alike: lower a size or the number of clients"
-        require_supply(total_K, pools.supply_K, f"split.train_size={train_size} with {all_clients} clients", remedy)
-        counts_CK = raise_to_floor(class_parts(total_K, all_clients, alpha, seed), min_size)
-    train_C = train_part(counts_CK.sum(1), train_size, validation_size)
-    tests = {"test_size": test_size, "global_test_size": global_test_size}
-    return split_of_counts(counts_CK, train_C, pools, test_pools, num_unseen=num_unseen, **tests, seed=seed)
+        require_supply(total_K, pools.supply_K, setting, remedy)
+        counts_CK = raise_to_floor(class_parts(total_K, all_clients, alpha, seed), config.min_size)
+    return split_of_counts(counts_CK, train_part(counts_CK.sum(1), config), pools, test_pools, config, seed)
 
 
 def class_parts(total_K: Indices, num_clients: int, alpha: float, seed: int) -> Indices:

@@ -11,39 +11,23 @@ from dataclasses import replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmoe.errors import ConfigError
 from fedmoe.partition.dirichlet import split_by_dirichlet
-from fedmoe.partition.quotas import Shares, proportions, require_concentration, stream
+from fedmoe.partition.quotas import Labels, Shares, proportions, require_concentration, stream
+from fedmoe.partition.settings import DirichletSplit, DomainSplit, SizeSkewSplit, SplitSizes
 from fedmoe.partition.size_skew import split_by_size
 from fedmoe.partition.split import Indices, Split
 
 
-def base_split(
-    train_labels: NDArray[np.int64],
-    test_labels: NDArray[np.int64],
-    num_classes: int,
-    *,
-    num_clients: int,
-    num_unseen: int = 0,
-    alpha: float | None = None,
-    min_size: int = 2,
-    equal_sizes: bool = False,
-    train_size: int,
-    validation_size: int,
-    test_size: int,
-    global_test_size: int,
-    seed: int,
-) -> Split:
+def base_split(labels: Labels, config: DomainSplit, seed: int) -> Split:
     """Labels iid and clients of equal size (no alpha), or by Dirichlet."""
-    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    counts = {"num_clients": num_clients, "num_unseen": num_unseen, "min_size": min_size}
-    common = {**sizes, **counts, "global_test_size": global_test_size, "seed": seed}
-    if alpha is None:
-        return split_by_size(train_labels, test_labels, num_classes, sigma=0.0, **common)
-    return split_by_dirichlet(train_labels, test_labels, num_classes, alpha=alpha, equal_sizes=equal_sizes, **common)
+    sizes = config.model_dump(include={*SplitSizes.model_fields, "min_size"})
+    if config.alpha is None:
+        return split_by_size(labels, SizeSkewSplit(sigma=0.0, **sizes), seed)
+    skewed = DirichletSplit(alpha=config.alpha, equal_sizes=config.equal_sizes, **sizes)
+    return split_by_dirichlet(labels, skewed, seed)
 
 
 def with_domains(split: Split, key: str, num_domains: int, seed: int) -> Split:

@@ -16,6 +16,7 @@ from fedmoe.partition.k_labels import split_by_k_labels
 from fedmoe.partition.majority import split_by_majority
 from fedmoe.partition.natural import split_by_field
 from fedmoe.partition.pachinko import split_by_pachinko
+from fedmoe.partition.quotas import Labels
 from fedmoe.partition.settings import NaturalSplit, PachinkoSplit, PermutationSplit, RotationSplit, SplitConfig
 from fedmoe.partition.size_skew import split_by_size
 from fedmoe.partition.split import Split
@@ -39,28 +40,25 @@ BY_LABEL: dict[str, Callable[..., Split]] = {
 
 
 def draw_split(config: SplitConfig, dataset: Dataset, seed: int) -> Split:
-    labels = (dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.num_classes)
-    settings: dict[str, Any] = config.model_dump(
-        exclude={"kind", "field", "num_angles", "angle_alpha", "num_permutations"}
-    )
-    settings["seed"] = seed
+    labels = Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.num_classes)
     if isinstance(config, NaturalSplit):
         values = _column(dataset, config.field, f"split.field={config.field!r}")
-        return split_by_field(values, *labels[1:], **settings)
+        limits = config.model_dump(exclude={"kind", "field"})
+        return split_by_field(values, labels.test, labels.num_classes, **limits, seed=seed)
     _require_classes(dataset, config.kind)
     if isinstance(config, PachinkoSplit):
-        return split_by_pachinko(*labels, _column(dataset, "coarse", "split.kind='pachinko'"), **settings)
+        return split_by_pachinko(labels, _column(dataset, "coarse", "split.kind='pachinko'"), config, seed)
     if isinstance(config, RotationSplit):
         domains.require_square(dataset.input_shape)
-        base = domains.base_split(*labels, **settings)
+        base = domains.base_split(labels, config, seed)
         if config.angle_alpha is not None:
             return domains.with_favourite_angles(base, config.num_angles, config.angle_alpha, seed)
         return domains.with_domains(base, "num_angles", config.num_angles, seed)
     if isinstance(config, PermutationSplit):
         domains.require_permutations(config.num_permutations, dataset.num_classes)
-        base = domains.base_split(*labels, **settings)
+        base = domains.base_split(labels, config, seed)
         return domains.with_domains(base, "num_permutations", config.num_permutations, seed)
-    return BY_LABEL[config.kind](*labels, **settings)
+    return BY_LABEL[config.kind](labels, config, seed)
 
 
 def domain_transform(config: SplitConfig, split: Split, num_classes: int, seed: int) -> Transform | None:

@@ -8,63 +8,44 @@ Suffixes: C clients (anchors first, then others that train, then the unseen ones
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmoe.errors import ConfigError
-from fedmoe.partition.quotas import Pools, Shares, quotas, require_rows, require_sizes, require_supply, separate, stream
+from fedmoe.partition.quotas import Labels, Shares, quotas, require_rows, require_sizes, require_supply, stream
+from fedmoe.partition.settings import KLabelsSplit
 from fedmoe.partition.split import Indices, Split
 
-UnseenLabels = Literal["new", "any"]
 
-
-def split_by_k_labels(
-    train_labels: NDArray[np.int64],
-    test_labels: NDArray[np.int64],
-    num_classes: int,
-    *,
-    num_clients: int,
-    num_unseen: int = 0,
-    labels_per_client: int,
-    unseen_labels: UnseenLabels = "new",
-    num_anchors: int = 0,
-    labels_per_anchor: int = 2,
-    train_size: int,
-    validation_size: int,
-    test_size: int,
-    global_test_size: int,
-    seed: int,
-) -> Split:
+def split_by_k_labels(labels: Labels, config: KLabelsSplit, seed: int) -> Split:
     """Every client has the sizes exactly. Unseen clients hold sets of labels that no training client has ("new").
 
     The first `num_anchors` clients hold `labels_per_anchor` labels each, and no two of them share one.
     Training and validation rows are dealt without replacement (the paper: with); test rows follow the client's labels.
     """
-    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    require_sizes(num_clients=num_clients, num_unseen=num_unseen, global_test_size=global_test_size, **sizes)
-    _require_labels("labels_per_client", labels_per_client, num_classes, train_size)
-    _require_anchors(num_anchors, labels_per_anchor, num_clients, num_classes, train_size)
-    require_rows(num_clients, num_unseen, train_size, validation_size, len(train_labels))
-    pools, test_pools = (Pools(y, num_classes, seed, p) for y, p in ((train_labels, "train"), (test_labels, "test")))
-    wanted = [labels_per_anchor] * num_anchors + [labels_per_client] * (num_clients + num_unseen - num_anchors)
-    num_new = num_unseen if unseen_labels == "new" else 0
-    own = (train_size, validation_size)
-    train_CK, validation_CK = label_demands(wanted, own, pools.supply_K, num_anchors, num_new, seed)
+    require_sizes(config)
+    _require_labels("labels_per_client", config.labels_per_client, labels.num_classes, config.train_size)
+    _require_anchors(config, labels.num_classes)
+    require_rows(config, len(labels.train))
+    pools, test_pools = labels.pools(seed)
+    others = config.all_clients - config.num_anchors
+    wanted = [config.labels_per_anchor] * config.num_anchors + [config.labels_per_client] * others
+    num_new = config.num_unseen if config.unseen_labels == "new" else 0
+    own = (config.train_size, config.validation_size)
+    train_CK, validation_CK = label_demands(wanted, own, pools.supply_K, config.num_anchors, num_new, seed)
     test_CK = np.stack(
-        [quotas(test_size, held_K, stream(seed, "test_size", c)) for c, held_K in enumerate(train_CK > 0)]
+        [quotas(config.test_size, held_K, stream(seed, "test_size", c)) for c, held_K in enumerate(train_CK > 0)]
     )
     remedy = "Lower one of the sizes or the number of clients"
-    setting = f"split.train_size={train_size} and split.validation_size={validation_size}: the split"
+    setting = f"split.train_size={config.train_size} and split.validation_size={config.validation_size}: the split"
     require_supply((train_CK + validation_CK).sum(0), pools.supply_K, setting, remedy)
-    require_supply(test_CK.max(0), test_pools.supply_K, f"split.test_size={test_size}", "Lower split.test_size")
-    by_turns = np.stack([train_CK, validation_CK], axis=1).reshape(-1, num_classes)
-    dealt = pools.deal(by_turns)
-    train, validation = separate(dealt._replace(offsets=dealt.offsets[::2]), train_CK.sum(1))
+    require_supply(test_CK.max(0), test_pools.supply_K, f"split.test_size={config.test_size}", "Lower split.test_size")
+    train, validation = pools.deal_two(train_CK, validation_CK)
     test = test_pools.mirror(test_CK, seed, "own test")
-    global_test = test_pools.balanced(global_test_size, stream(seed, "global test"))
-    return Split(num_clients, num_unseen, train, validation, test, global_test)
+    global_test = test_pools.balanced(config.global_test_size, stream(seed, "global test"))
+    return Split(config.num_clients, config.num_unseen, train, validation, test, global_test)
 
 
 def label_demands(
@@ -127,14 +108,15 @@ def _require_labels(key: str, number: int, num_classes: int, train_size: int) ->
         )
 
 
-def _require_anchors(num_anchors: int, labels: int, num_clients: int, num_classes: int, train_size: int) -> None:
-    if not 0 <= num_anchors <= num_clients:
+def _require_anchors(config: KLabelsSplit, num_classes: int) -> None:
+    num_anchors, labels = config.num_anchors, config.labels_per_anchor
+    if not 0 <= num_anchors <= config.num_clients:
         raise ConfigError(
-            f"split.num_anchors={num_anchors} is outside [0, {num_clients}]: anchors are among the clients that train. "
-            "Choose a number in that range."
+            f"split.num_anchors={num_anchors} is outside [0, {config.num_clients}]: anchors are among the clients that "
+            "train. Choose a number in that range."
         )
     if num_anchors:
-        _require_labels("labels_per_anchor", labels, num_classes, train_size)
+        _require_labels("labels_per_anchor", labels, num_classes, config.train_size)
         if num_anchors * labels > num_classes:
             raise ConfigError(
                 f"split.num_anchors={num_anchors} with split.labels_per_anchor={labels} need {num_anchors * labels} "

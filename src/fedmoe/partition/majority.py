@@ -3,64 +3,35 @@
 Its loops over clients suit 10,000 of them. Suffixes: C clients (those that train, then the unseen ones), K classes.
 """
 
-from typing import Literal
-
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmoe.errors import ConfigError
-from fedmoe.partition.quotas import (
-    Pools,
-    Shares,
-    quotas,
-    require_rows,
-    require_sizes,
-    require_supply,
-    separate,
-    stream,
-)
+from fedmoe.partition.quotas import Labels, Shares, quotas, require_rows, require_sizes, require_supply, stream
+from fedmoe.partition.settings import MajoritySplit, Pairs
 from fedmoe.partition.split import Indices, Split
 
-Pairs = Literal["overlapping", "disjoint"]
 
-
-def split_by_majority(
-    train_labels: NDArray[np.int64],
-    test_labels: NDArray[np.int64],
-    num_classes: int,
-    *,
-    num_clients: int,
-    num_unseen: int = 0,
-    share: float,
-    pairs: Pairs = "overlapping",
-    train_size: int,
-    validation_size: int,
-    test_size: int,
-    global_test_size: int,
-    seed: int,
-) -> Split:
+def split_by_majority(labels: Labels, config: MajoritySplit, seed: int) -> Split:
     """Each client's two majority classes hold `share` (p) of its rows, p/2 each; p = 2/K is iid.
 
     Training and validation rows are dealt without replacement over all clients. Test rows follow the client's own
     distribution and may be shared between clients; the global test set has all classes alike.
     """
-    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    require_sizes(num_clients=num_clients, num_unseen=num_unseen, global_test_size=global_test_size, **sizes)
-    _require_share(share, num_classes)
-    require_rows(num_clients, num_unseen, train_size, validation_size, len(train_labels))
-    pairs_C2 = majority_pairs(num_clients, num_unseen, num_classes, pairs, seed)
-    shares_CK = _client_shares(pairs_C2, share, num_classes)
-    train_CK, validation_CK, test_CK = (_demand(size, shares_CK, name, seed) for name, size in sizes.items())
-
-    pools, test_pools = (Pools(y, num_classes, seed, p) for y, p in ((train_labels, "train"), (test_labels, "test")))
-    _require_classes(train_CK + validation_CK, pools.supply_K, share)
-    require_supply(test_CK.max(0), test_pools.supply_K, f"split.test_size={test_size}", "Lower split.test_size")
-    by_turns = np.stack([train_CK, validation_CK], axis=1).reshape(-1, num_classes)  # client 0 train, validation, …
-    dealt = pools.deal(by_turns)
-    whole = dealt._replace(offsets=dealt.offsets[::2])
-    train, validation = separate(whole, train_CK.sum(1))
+    num_clients, num_unseen, num_classes = config.num_clients, config.num_unseen, labels.num_classes
+    require_sizes(config)
+    _require_share(config.share, num_classes)
+    require_rows(config, len(labels.train))
+    pairs_C2 = majority_pairs(num_clients, num_unseen, num_classes, config.pairs, seed)
+    shares_CK = _client_shares(pairs_C2, config.share, num_classes)
+    train_CK, validation_CK, test_CK = (
+        _demand(getattr(config, size), shares_CK, size, seed) for size in ("train_size", "validation_size", "test_size")
+    )
+    pools, test_pools = labels.pools(seed)
+    _require_classes(train_CK + validation_CK, pools.supply_K, config.share)
+    require_supply(test_CK.max(0), test_pools.supply_K, f"split.test_size={config.test_size}", "Lower split.test_size")
+    train, validation = pools.deal_two(train_CK, validation_CK)
     test = test_pools.mirror(test_CK, seed, "own test")
-    global_test = test_pools.balanced(global_test_size, stream(seed, "global test"))
+    global_test = test_pools.balanced(config.global_test_size, stream(seed, "global test"))
     return Split(num_clients, num_unseen, train, validation, test, global_test)
 
 
@@ -72,8 +43,6 @@ def majority_pairs(num_clients: int, num_unseen: int, num_classes: int, pairs: P
     clients = range(num_clients + num_unseen)
     if pairs == "overlapping":
         return np.stack([stream(seed, "pair", c).choice(num_classes, 2, replace=False) for c in clients])
-    if pairs != "disjoint":
-        raise ConfigError(f"split.pairs={pairs!r} is unknown. Set it to 'overlapping' or 'disjoint'.")
     if 2 * num_clients > num_classes:
         raise ConfigError(
             f"split.num_clients={num_clients} with split.pairs='disjoint' needs {2 * num_clients} classes, but the "

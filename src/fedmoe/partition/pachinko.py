@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedmoe.errors import ConfigError
 from fedmoe.partition.by_label import split_of_counts
 from fedmoe.partition.quotas import (
-    Pools,
+    Labels,
     Shares,
     proportions,
     require_concentration,
@@ -20,41 +20,25 @@ from fedmoe.partition.quotas import (
     require_sizes,
     stream,
 )
+from fedmoe.partition.settings import PachinkoSplit
 from fedmoe.partition.split import Indices, Split
 
 
-def split_by_pachinko(
-    train_labels: NDArray[np.int64],
-    test_labels: NDArray[np.int64],
-    num_classes: int,
-    train_coarse: NDArray[np.int64],
-    *,
-    num_clients: int,
-    num_unseen: int = 0,
-    alpha: float = 0.1,
-    beta: float = 10.0,
-    train_size: int,
-    validation_size: int,
-    test_size: int,
-    global_test_size: int,
-    seed: int,
-) -> Split:
+def split_by_pachinko(labels: Labels, train_coarse: NDArray[np.int64], config: PachinkoSplit, seed: int) -> Split:
     """Every client has (train_size + validation_size) rows; its test rows follow its own counts of fine labels."""
-    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    require_sizes(num_clients=num_clients, num_unseen=num_unseen, global_test_size=global_test_size, **sizes)
-    require_concentration("alpha", alpha)
-    require_concentration("beta", beta)
-    require_rows(num_clients, num_unseen, train_size, validation_size, len(train_labels))
-    pools, test_pools = (Pools(y, num_classes, seed, p) for y, p in ((train_labels, "train"), (test_labels, "test")))
-    branches = branches_of(train_labels, train_coarse)
+    require_sizes(config)
+    require_concentration("alpha", config.alpha)
+    require_concentration("beta", config.beta)
+    require_rows(config, len(labels.train))
+    pools, test_pools = labels.pools(seed)
+    branches = branches_of(labels.train, train_coarse)
     left_K, counts = pools.supply_K.copy(), []
-    for client in range(num_clients + num_unseen):
+    for client in range(config.all_clients):
         rng = stream(seed, "pachinko", client)
-        counts.append(client_counts(train_size + validation_size, branches, left_K, alpha, beta, rng))
+        counts.append(client_counts(config.own_size, branches, left_K, config.alpha, config.beta, rng))
         left_K -= counts[-1]
-    tests = {"test_size": test_size, "global_test_size": global_test_size}
-    train_C = np.full(len(counts), train_size, dtype=np.int64)
-    return split_of_counts(np.stack(counts), train_C, pools, test_pools, num_unseen=num_unseen, **tests, seed=seed)
+    train_C = np.full(len(counts), config.train_size, dtype=np.int64)
+    return split_of_counts(np.stack(counts), train_C, pools, test_pools, config, seed)
 
 
 def branches_of(labels: NDArray[np.int64], coarse: NDArray[np.int64]) -> list[Indices]:

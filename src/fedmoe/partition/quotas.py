@@ -4,11 +4,13 @@ Suffixes: C clients, K classes.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedmoe.errors import ConfigError
+from fedmoe.partition.settings import SplitSizes
 from fedmoe.partition.split import Indices, Shards
 from fedmoe.streams import numpy_stream
 
@@ -75,6 +77,12 @@ class Pools:
         rows = np.concatenate([pool[:used] for pool, used in zip(self.rows_K, demand_CK.sum(0), strict=True)])
         return Shards(offsets(demand_CK.sum(1)), rows[np.lexsort((self.place[rows], owner))])
 
+    def deal_two(self, first_CK: Indices, second_CK: Indices) -> tuple[Shards, Shards]:
+        """The same for two shards of each client; who comes first takes both."""
+        by_turns = np.stack([first_CK, second_CK], axis=1).reshape(-1, len(self.rows_K))
+        dealt = self.deal(by_turns)
+        return separate(dealt._replace(offsets=dealt.offsets[::2]), first_CK.sum(1))
+
     def mirror(self, demand_CK: Indices, seed: int, purpose: str) -> Shards:
         """Rows by class to each client, none twice within a client; clients draw alone, so they may share rows."""
         lists = [self._draw(demand_K, stream(seed, purpose, client)) for client, demand_K in enumerate(demand_CK)]
@@ -96,6 +104,17 @@ class Pools:
         return np.sort(self.deal(demand_K[None]).rows)
 
 
+class Labels(NamedTuple):
+    """Of the data set, row by row."""
+
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    num_classes: int
+
+    def pools(self, seed: int) -> tuple[Pools, Pools]:
+        return Pools(self.train, self.num_classes, seed, "train"), Pools(self.test, self.num_classes, seed, "test")
+
+
 def offsets(sizes: Indices) -> Indices:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
 
@@ -108,9 +127,9 @@ def separate(shards: Shards, first_C: Indices) -> tuple[Shards, Shards]:
     return first, Shards(offsets(shards.sizes - first_C), shards.rows[~in_first])
 
 
-def require_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        least = 0 if name == "num_unseen" else 1
+def require_sizes(config: SplitSizes) -> None:
+    for name in (*SplitSizes.model_fields, "min_size"):
+        size, least = getattr(config, name, 1), 0 if name == "num_unseen" else 1
         if size < least:
             raise ConfigError(f"split.{name}={size} is below {least}. Set it to {least} or more.")
 
@@ -123,14 +142,14 @@ def require_concentration(key: str, value: float) -> None:
         )
 
 
-def require_rows(num_clients: int, num_unseen: int, train_size: int, validation_size: int, supply: int) -> None:
+def require_rows(config: SplitSizes, supply: int) -> None:
     """Checked on the numbers alone, so an absurd setting is refused before it takes memory."""
-    demand = (num_clients + num_unseen) * (train_size + validation_size)
+    demand = config.all_clients * config.own_size
     if demand > supply:
         raise ConfigError(
-            f"split.num_clients={num_clients} and split.num_unseen={num_unseen} with split.train_size={train_size} and "
-            f"split.validation_size={validation_size} rows each need {demand} training examples, "
-            f"but the data set has {supply}. Lower one of them."
+            f"split.num_clients={config.num_clients} and split.num_unseen={config.num_unseen} with "
+            f"split.train_size={config.train_size} and split.validation_size={config.validation_size} rows each need "
+            f"{demand} training examples, but the data set has {supply}. Lower one of them."
         )
 
 

@@ -5,7 +5,9 @@ Values are checked where they are used, against the data: the splits say what do
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+
+Pairs = Literal["overlapping", "disjoint"]
 
 
 class SplitSection(BaseModel):
@@ -14,23 +16,32 @@ class SplitSection(BaseModel):
 
 class SplitSizes(SplitSection):
     num_clients: int = 15
-    num_unseen: NonNegativeInt = 0
+    num_unseen: int = 0
     train_size: int = 25
     validation_size: int = 10
     test_size: int = 100
     global_test_size: int = 500
 
+    @property
+    def own_size(self) -> int:
+        """Rows of a client to learn from, training and validation together."""
+        return self.train_size + self.validation_size
+
+    @property
+    def all_clients(self) -> int:
+        return self.num_clients + self.num_unseen
+
 
 class MajoritySplit(SplitSizes):
     kind: Literal["majority"] = "majority"
     share: float = 0.8  # p: what the two majority classes hold together
-    pairs: Literal["overlapping", "disjoint"] = "overlapping"
+    pairs: Pairs = "overlapping"
 
 
 class DirichletSplit(SplitSizes):
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: float = 0.5
-    min_size: PositiveInt = 2
+    min_size: int = 2
     equal_sizes: bool = False  # each client draws its own chances over classes, and as many rows as the others
 
 
@@ -51,12 +62,12 @@ class PachinkoSplit(SplitSizes):
 class SizeSkewSplit(SplitSizes):
     kind: Literal["size_skew"] = "size_skew"
     sigma: float = 1.0  # of the logarithm of the sizes
-    min_size: PositiveInt = 2
+    min_size: int = 2
 
 
 class DomainSplit(SplitSizes):
     alpha: float | None = None  # label skew by Dir(alpha); none: iid, all clients of one size
-    min_size: PositiveInt = 2
+    min_size: int = 2
     equal_sizes: bool = False  # as in a split by Dirichlet
 
 

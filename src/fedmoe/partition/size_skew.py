@@ -6,50 +6,32 @@ Made of whole arrays: a million clients take seconds. Suffix: C clients (those t
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmoe.errors import ConfigError
 from fedmoe.partition.by_label import require_floor, train_part
-from fedmoe.partition.quotas import Pools, offsets, quotas, require_rows, require_sizes, separate, stream
+from fedmoe.partition.quotas import Labels, Pools, offsets, quotas, require_rows, require_sizes, separate, stream
+from fedmoe.partition.settings import SizeSkewSplit
 from fedmoe.partition.split import Indices, Shards, Split
 
 
-def split_by_size(
-    train_labels: NDArray[np.int64],
-    test_labels: NDArray[np.int64],
-    num_classes: int,
-    *,
-    num_clients: int,
-    num_unseen: int = 0,
-    sigma: float,
-    min_size: int = 2,
-    train_size: int,
-    validation_size: int,
-    test_size: int,
-    global_test_size: int,
-    seed: int,
-) -> Split:
+def split_by_size(labels: Labels, config: SizeSkewSplit, seed: int) -> Split:
     """Sizes are means over clients, as in a split by Dirichlet; sigma = 0 makes all clients equal.
 
     Each client has `min_size` rows and a log-normal part of the rest. Its `test_size` test rows are iid like its
     training rows, and may be shared with other clients.
     """
-    sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
-    counts = {"num_clients": num_clients, "num_unseen": num_unseen, "min_size": min_size}
-    require_sizes(global_test_size=global_test_size, **counts, **sizes)
-    _require_sigma(sigma)
-    require_floor(min_size, train_size + validation_size)
-    require_rows(num_clients, num_unseen, train_size, validation_size, len(train_labels))
-    _require_test_rows(test_size, len(test_labels))
-    all_clients = num_clients + num_unseen
-    sizes_C = log_normal_sizes(all_clients, train_size + validation_size, sigma, min_size, seed)
-    order = stream(seed, "iid").permutation(len(train_labels))[: sizes_C.sum()].astype(np.int64)
-    dealt = Shards(offsets(sizes_C), order)
-    train, validation = separate(dealt, train_part(sizes_C, train_size, validation_size))
-    test = windows(len(test_labels), test_size, all_clients, seed)
-    pools = Pools(test_labels, num_classes, seed, "test")
-    global_test = pools.balanced(global_test_size, stream(seed, "global test"))
-    return Split(num_clients, num_unseen, train, validation, test, global_test)
+    require_sizes(config)
+    _require_sigma(config.sigma)
+    require_floor(config.min_size, config.own_size)
+    require_rows(config, len(labels.train))
+    _require_test_rows(config.test_size, len(labels.test))
+    sizes_C = log_normal_sizes(config.all_clients, config.own_size, config.sigma, config.min_size, seed)
+    order = stream(seed, "iid").permutation(len(labels.train))[: sizes_C.sum()].astype(np.int64)
+    train, validation = separate(Shards(offsets(sizes_C), order), train_part(sizes_C, config))
+    test = windows(len(labels.test), config.test_size, config.all_clients, seed)
+    pools = Pools(labels.test, labels.num_classes, seed, "test")
+    global_test = pools.balanced(config.global_test_size, stream(seed, "global test"))
+    return Split(config.num_clients, config.num_unseen, train, validation, test, global_test)
 
 
 def log_normal_sizes(num_clients: int, mean_size: int, sigma: float, min_size: int, seed: int) -> Indices:
