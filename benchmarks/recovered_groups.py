@@ -1,7 +1,8 @@
 """How well a run recovered the true groups of its clients: the adjusted Rand index after every round.
 
 A client's group is the expert that it uses most: the largest q(z|s) of the assignment in metrics.jsonl, against
-`Split.domains`. 1: the same groups; about 0: no better than chance.
+`Split.domains`. 1: the same groups; about 0: no better than chance. The second line groups clients with like q(z|s)
+instead (average linkage, as many groups as there are): what could be read off before experts belong to one group each.
 
     python benchmarks/recovered_groups.py RUN...
 """
@@ -10,27 +11,32 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
 
 from fedmoe.partition.split import Split
 from fedmoe.storage.rundir import RunDirectory
 
 
-def recovered(folder: Path) -> list[float]:
-    """One index per round; 0 where all clients are in one group."""
+def recovered(folder: Path) -> tuple[list[float], list[float]]:
+    """One index per round, by the expert used most and by like q(z|s); 0 where all clients are in one group."""
     run = RunDirectory(folder)
     domains = Split.load(run.split).domains
     if domains is None:
         raise SystemExit(f"{folder}: the split has no groups to recover; use split.kind = 'permutation'.")
-    indices = []
+    by_expert, by_likeness = [], []
+    likeness = AgglomerativeClustering(n_clusters=len(np.unique(domains)), linkage="average")
     for event in run.read_metrics():
         told = event.get("experts", {}).get("assignment")
         if told and told["of"] == "client":
-            found = np.array(told["shares"]).argmax(1)
-            indices.append(float(adjusted_rand_score(domains[: len(found)], found)))
-    return indices
+            usage = np.array(told["shares"])
+            true = domains[: len(usage)]
+            by_expert.append(float(adjusted_rand_score(true, usage.argmax(1))))
+            by_likeness.append(float(adjusted_rand_score(true, likeness.fit_predict(usage))))
+    return by_expert, by_likeness
 
 
 if __name__ == "__main__":
     for path in map(Path, sys.argv[1:]):
-        print(f"{path.name}: " + " ".join(f"{index:.2f}" for index in recovered(path)))
+        for how, indices in zip(("expert used most", "like q(z|s)"), recovered(path), strict=True):
+            print(f"{path.name}, {how}: " + " ".join(f"{index:.2f}" for index in indices))
