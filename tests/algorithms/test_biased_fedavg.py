@@ -163,7 +163,9 @@ def test_personalising_fits_the_bias_alone_on_all_records(tmp_path):
     final = private_biases(outcome, "final")
     assert SILENT in final and not torch.equal(final[SILENT], INITIAL)
     kept, x = outcome.kept[SILENT], torch.randn(5, 4)
-    answer = algorithm.predict(kept, algorithm.init_client(kept, SILENT, 0), PersonalState({BIAS: final[SILENT]}), x)
+    answer = algorithm.predict(
+        kept, algorithm.init_client(kept, SILENT, 0), PersonalState({BIAS: final[SILENT]}, torch.tensor(1)), x
+    )
     expected = tiny_setting().expert({**kept.model, BIAS: final[SILENT]}, x).log_softmax(1)
     torch.testing.assert_close(answer, expected)
 

@@ -13,6 +13,7 @@ from fedmoe.errors import ConfigError
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.models.resnet import resnet
+from fedmoe.streams import Streams
 from fedmoe.training.plan import TrainingPlan
 
 PRIVATE, SHARED = ("1.weight", "1.bias"), ("3.weight", "3.bias")
@@ -129,7 +130,19 @@ class TestNewcomers:
         expected = EXPERT({**shared.model, **own}, x).log_softmax(1)
         trained, fresh = (ClientState(random_private(seed), torch.tensor(r)) for seed, r in ((3, 1), (4, 0)))
         torch.testing.assert_close(algorithm.predict(shared, trained, None, x), expected)
-        torch.testing.assert_close(algorithm.predict(shared, fresh, PersonalState(own), x), expected)
+        torch.testing.assert_close(algorithm.predict(shared, fresh, PersonalState(own, torch.tensor(1)), x), expected)
+
+    def test_who_has_no_data_to_personalise_with_goes_on_with_the_layers_given_away(self, tmp_path):
+        algorithm = local_global(LocalGlobalConfig(), tiny_setting())
+        outcome, federation, x = run(tmp_path, algorithm, release=True), tiny_federation(), torch.randn(5, 4)
+        for client, has_data in ((EMPTY, False), (UNSEEN, True)):
+            kept = outcome.kept[client]
+            fresh, data = algorithm.init_client(kept, client, 0), federation.data([client], opted_in_only=False)
+            cohort = trees.stack([kept]), trees.stack([fresh])
+            personal = algorithm.personalize(*cohort, None, data, Streams(0, "personalize", 1, (client,)))
+            answer = algorithm.predict(kept, fresh, trees.pick(personal, 0), x)
+            given = ensemble(EXPERT, "3", kept, x).log_softmax(1)
+            assert torch.allclose(answer, given) != has_data
 
     def test_a_way_around_the_cut_is_refused_before_anything_is_given(self, tmp_path):
         class Around(nn.Module):

@@ -28,7 +28,9 @@ def biased_fedavg(config: PartlyPrivateConfig, setting: Setting) -> Algorithm:
     expert = setting.expert
     return partly_private(config, setting, {expert.output_bias_name}, mean_of_clients)._replace(
         predict=lambda b, c, personal, x: predict(setting, b, c, personal, x),
-        personalize=lambda b, c, _personal, data, rng: fit_private(setting, b, bias_of(b, c), data, rng),
+        personalize=lambda b, c, _personal, data, rng: fit_private(
+            setting, b, c._replace(private=bias_of(b, c)), data, rng
+        ),
     )
 
 

@@ -89,9 +89,11 @@ def predict(
     personal: PersonalState | None,
     x: Tensor,
 ) -> Tensor:
-    if personal is None and client.rounds == 0 and shared.released:
+    """A client that has no layers of its own, as it never had data, answers with those given away."""
+    own = client if personal is None else personal
+    if own.rounds == 0 and shared.released:
         return F.log_softmax(ensemble(network, first_shared, shared, x), dim=-1)
-    return answer(network, shared, (personal or client).private, x)
+    return answer(network, shared, own.private, x)
 
 
 def ensemble(network: Network, first_shared: str, shared: Broadcast, x: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ class ClientState(NamedTuple):
 
 class PersonalState(NamedTuple):
     private: Tensors
+    rounds: Tensor  # the client's, and one more where it had data to go on with
 
 
 @message
@@ -108,7 +109,7 @@ def partly_private(
         client_type=ClientState,
         init_client=lambda _broadcast, _client, seed: start(seed),
         personal_type=PersonalState,
-        personalize=lambda b, c, _personal, data, rng: fit_private(setting, b, c.private, data, rng),
+        personalize=lambda b, c, _personal, data, rng: fit_private(setting, b, c, data, rng),
         release=release,
     )
 
@@ -152,13 +153,15 @@ def pool_gifts(pool: Callable[[Sequence[Tensors]], Tensors], gifts: Mapping[Clie
     return pool(trained) if trained else {}
 
 
-def fit_private(setting: Setting, shared: Broadcast, start_S: Tensors, data: ClientData, rng: Streams) -> PersonalState:
+def fit_private(
+    setting: Setting, shared: Broadcast, client: ClientState, data: ClientData, rng: Streams
+) -> PersonalState:
     """Train the private part with the shared one frozen, on all records, with early stopping."""
     plan, losses = setting.personal, private_losses(setting.expert)
-    groups = {"private": Group(start_S, losses, data.train, plan.make_optimizer())}
+    groups = {"private": Group(client.private, losses, data.train, plan.make_optimizer())}
     stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every)
     fitted = fit(groups, plan.schedule, rng, setting.way, frozen=shared.model, stopping=stopping)
-    return PersonalState(fitted.params["private"])
+    return PersonalState(fitted.params["private"], client.rounds + (data.train.counts > 0))
 
 
 def private_losses(network: Network) -> Loss:
