@@ -182,6 +182,15 @@ def test_a_label_that_the_model_has_no_output_for_is_refused_before_any_kernel_r
         fit(groups, Schedule(2), Streams(0, "test", 1, (0,)), "native")
 
 
+def test_so_is_one_that_a_frozen_expert_of_a_mixture_has_no_answer_for():
+    expert, gate = make_network(native=True), make_network(native=True, outputs=1)
+    data = side_by_side([rows(6, 0, classes=5)._replace(extra={"second": torch.zeros(6, 3)})])
+    start = {"first": trees.stack([expert.init(0)]), "gate": trees.stack([gate.init(0)])}
+    groups = {"mixture": Group(start, MixtureLoss(expert, gate, "first", "second"), data, Sgd(0.1))}
+    with pytest.raises(DataError, match=r"labels reach from \d to 4.*3 outputs"):
+        fit(groups, Schedule(2), Streams(0, "test", 1, (0,)), "native")
+
+
 def test_native_features_are_the_input_of_the_output_layer():
     native, plain = make_network(native=True), make_network(native=False)
     params, x = plain.init(0), rows(4, 0).x

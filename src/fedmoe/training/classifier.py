@@ -64,8 +64,7 @@ class MixtureLoss:
             return NativePlan({**networks, f"{self.second}/": self.expert})
         if self.second not in data.extra:
             return None
-        at_label_SN1 = data.extra[self.second].gather(-1, data.y.unsqueeze(-1))
-        return NativePlan(networks, given_SN=at_label_SN1.squeeze(-1).contiguous())
+        return NativePlan(networks, given_SNC=data.extra[self.second])
 
 
 def log_probs(network: Network, params: Tensors, batch: Batch) -> Tensor:

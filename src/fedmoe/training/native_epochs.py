@@ -74,9 +74,12 @@ def native_epochs(
     elif holding:
         _refuse_strange(holding.condition_SN, group.params["posterior"].shape[1], "values", "q has {} rows")
     inputs = first.images(data.x), data.y.contiguous()
+    given_SN = None  # after the labels were looked at
+    if plan.given_SNC is not None:
+        given_SN = plan.given_SNC.gather(-1, data.y.unsqueeze(-1)).squeeze(-1).contiguous()
     return NativeEpochs(
         trainer=_trainer(kernels, layout.names, tuple(layout.sizes), group.optimizer, held, damping),
-        rows=Rows(*inputs, flat[name], list(slots[name].values()), plan.given_SN, holding),
+        rows=Rows(*inputs, flat[name], list(slots[name].values()), given_SN, holding),
         counts=data.counts.tolist(),
         batch_size=batch_size,
         generators=rng.generators("batches"),

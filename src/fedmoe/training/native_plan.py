@@ -17,7 +17,7 @@ class NativePlan(NamedTuple):
     """
 
     networks: dict[str, Network]
-    given_SN: Tensor | None = None  # a frozen second expert's log-probability at the label of each example
+    given_SNC: Tensor | None = None  # a frozen second expert's log-probabilities
     holding: Holding | None = None
     usage: tuple[str, float] | None = None
 
