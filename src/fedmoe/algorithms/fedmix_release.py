@@ -33,7 +33,7 @@ def release(config: FedMixConfig, setting: Setting) -> Exchange:
     return Exchange(
         name="give gates",
         broadcast=lambda server, _client, _replies: Request(server.posterior),
-        local_update=lambda request, client, data, rng: give(config, setting, network, request, client, data, rng),
+        local_update=lambda request, client, data, rng: give(config, network, request, client, data, rng),
         aggregate=lambda server, gifts, *_: collect(config, server, gifts),
         update_like=lambda _: like,
         broadcast_type=Request,
@@ -43,7 +43,6 @@ def release(config: FedMixConfig, setting: Setting) -> Exchange:
 
 def give(
     config: FedMixConfig,
-    setting: Setting,
     network: Network | None,
     request: Request,
     client: ClientState,
