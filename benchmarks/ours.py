@@ -16,22 +16,22 @@ from serve import serve
 from workloads import NUM_CLASSES, WORKLOADS, Workload, client_data
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import Algorithm, Setting
+from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
 from fedmoe.algorithms.fedavg import Broadcast
 from fedmoe.algorithms.specialist_mixture import PersonalState, mixture_losses, with_general_answers
-from fedmoe.build import build_algorithm, build_networks, resolve_way
+from fedmoe.assembly import build_algorithm, build_networks, resolve_backend
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.config import ExperimentConfig, parse_config
-from fedmoe.engines.coordinator import Coordinator
+from fedmoe.core_types import ClientData
 from fedmoe.engines.embedded import Forked, InProcess, default_workers, start
 from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.session import Coordinator
 from fedmoe.engines.worker import Worker
 from fedmoe.result import versions
 from fedmoe.streams import Streams
-from fedmoe.training.inference import Way
+from fedmoe.training.backends import cohort_size
+from fedmoe.training.inference import Backend
 from fedmoe.training.local import train_mixture
-from fedmoe.training.ways import cohort_size
-from fedmoe.vocabulary import ClientData
 
 MODELS = {
     "cnn": {"name": "small_cnn"},
@@ -61,31 +61,31 @@ def config_of(workload: Workload) -> ExperimentConfig:
     )
 
 
-def built(workload: Workload, federation: Federation) -> tuple[Algorithm, Way, Callable[[int], int]]:
+def built(workload: Workload, federation: Federation) -> tuple[Algorithm, Backend, Callable[[int], int]]:
     """As a run builds it, in the way that the library chooses; of the mixture's personalisation the second half."""
     config = config_of(workload)
     networks = build_networks(config.model, federation, None, None)
-    way = resolve_way(config, networks)
-    algorithm = build_algorithm(config, federation, networks, way)
-    size = cohort_size(networks, way)
+    backend = resolve_backend(config, networks)
+    algorithm = build_algorithm(config, federation, networks, backend)
+    size = cohort_size(networks, backend)
     if workload.averages:
-        return algorithm, way, size
+        return algorithm, backend, size
     plan = config.training.personal
-    setting = Setting(*networks, plan, plan, plan, workload.clients_per_round, way)
+    setup = AlgorithmSetup(*networks, plan, plan, plan, workload.clients_per_round, backend)
     stage = algorithm._replace(
-        personalize=lambda shared, _client, _personal, data, rng: mixture_stage(setting, shared, data, rng)
+        personalize=lambda shared, _client, _personal, data, rng: mixture_stage(setup, shared, data, rng)
     )
-    return stage, way, size
+    return stage, backend, size
 
 
-def mixture_stage(setting: Setting, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
+def mixture_stage(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
     """The personalisation of the specialist mixture from where its specialist exists: Algorithm 1, lines 8-9."""
     begin = {
         "specialist": shared.model,
-        "gate": trees.stack([setting.gate.init(seed) for seed in rng.seeds("gate")]),
+        "gate": trees.stack([setup.gate.init(seed) for seed in rng.seeds("gate")]),
     }
-    data = data.map(lambda part: with_general_answers(setting, shared, part))
-    return PersonalState(**train_mixture(begin, mixture_losses(setting), data, setting.personal, rng, setting.way))
+    data = data.map(lambda part: with_general_answers(setup, shared, part))
+    return PersonalState(**train_mixture(begin, mixture_losses(setup), data, setup.personal, rng, setup.backend))
 
 
 def federation_of(workload: Workload) -> Federation:
@@ -106,7 +106,7 @@ class Ours:
 
     def __init__(self, workload: Workload, folder: Path) -> None:
         self.workload, self.federation = workload, federation_of(workload)
-        self.algorithm, self.way, self.cohort_size = built(workload, self.federation)
+        self.algorithm, self.backend, self.cohort_size = built(workload, self.federation)
         self.worker = Worker(self.algorithm, self.federation, folder / "private.sqlite", 0)
         self.server, self.round = self.algorithm.init_server(0), 0
 
@@ -143,7 +143,7 @@ def main() -> None:
         ours = Ours(workload, Path(folder))
         with ours.start() as transport:
             size = ours.cohort_size(workload.clients_per_round)
-            about = {"way": ours.way, "workers": default_workers(), "cohort_size": size}
+            about = {"backend": ours.backend, "workers": default_workers(), "cohort_size": size}
             serve(lambda rounds: ours.run(transport, rounds), **about, **versions())
 
 

@@ -24,10 +24,10 @@ from record import record
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.clients.lazy import generated_federation
+from fedmoe.clients.generated import generated_federation
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import parse_config
-from fedmoe.engines.coordinator import RoundRecord
+from fedmoe.engines.session import RoundRecord
 from fedmoe.experiment import run_events
 from fedmoe.result import versions
 

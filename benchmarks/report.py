@@ -110,7 +110,7 @@ def loop_rows(loops: Line) -> list[list[str]]:
         own, speed = line["systems"]["ours"], line["speed_of_ours"]
         rate = own["rounds"] / statistics.median(own["seconds"])
         ratios = [spread(speed.get(system)) for system in ("one process", PER_CORE, "authors' way")]
-        rows.append([f"{name}: {TITLES[name]}", f"{rate:.3g} rounds/s, {own['way']}", *ratios])
+        rows.append([f"{name}: {TITLES[name]}", f"{rate:.3g} rounds/s, {own['backend']}", *ratios])
     return rows
 
 

@@ -19,25 +19,25 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedmoe import trees, wire
-from fedmoe.algorithms.algorithm import Algorithm, Setting
+from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.config import ExperimentConfig, parse_config
-from fedmoe.engines.coordinator import Coordinator, RoundRecord, Transport
+from fedmoe.core_types import ClientId, Examples, Tensors, Tree
 from fedmoe.engines.embedded import start
 from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.session import Coordinator, RoundRecord, Transport
 from fedmoe.engines.worker import Worker
 from fedmoe.evaluation.metrics import Score
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import torch_stream
-from fedmoe.training.inference import Way
-from fedmoe.training.plan import TrainingPlan
-from fedmoe.vocabulary import ClientId, Examples, Tensors, Tree
+from fedmoe.training.inference import Backend
+from fedmoe.training.settings import LocalTraining
 
 FEATURES, CLASSES = 4, 3
 TRAIN_SIZES = (9, 1, 8, 7, 6, 0, 5)
 VALIDATION_SIZES = (4, 0, 3, 3, 5, 0, 3)
-SOME_OPTED_OUT, ONE_RECORD, SILENT, PLAIN, NO_VALIDATION_IN, EMPTY, UNSEEN = range(7)
+SOME_OPTED_OUT, ONE_RECORD, OPTED_OUT, PLAIN, NO_VALIDATION_IN, EMPTY, UNSEEN = range(7)
 PARTICIPANTS = (SOME_OPTED_OUT, ONE_RECORD, PLAIN, NO_VALIDATION_IN)
 
 
@@ -55,8 +55,8 @@ def tiny_records() -> dict[ClientId, Records]:
 
 def _records(client: ClientId) -> Records:
     train, validation = TRAIN_SIZES[client], VALIDATION_SIZES[client]
-    train_in = torch.full((train,), client != SILENT)
-    validation_in = torch.full((validation,), client not in (SILENT, NO_VALIDATION_IN))
+    train_in = torch.full((train,), client != OPTED_OUT)
+    validation_in = torch.full((validation,), client not in (OPTED_OUT, NO_VALIDATION_IN))
     if client == SOME_OPTED_OUT:
         train_in[[1, 4, 8]] = False
         validation_in[0] = False
@@ -91,30 +91,30 @@ def make_gate() -> nn.Module:
     return mlp((FEATURES,), 1, (3,))
 
 
-def tiny_plan(epochs: int = 2) -> TrainingPlan:
-    return TrainingPlan(epochs=epochs, batch_size=4, learning_rate=0.2, optimizer="sgd", patience=2)
+def tiny_plan(epochs: int = 2) -> LocalTraining:
+    return LocalTraining(epochs=epochs, batch_size=4, learning_rate=0.2, optimizer="sgd", patience=2)
 
 
-def tiny_setting(way: Way = "stacked", clients_per_round: int | None = 3) -> Setting:
+def tiny_setup(backend: Backend = "batched", clients_per_round: int | None = 3) -> AlgorithmSetup:
     expert, gate = Network(make_expert, "expert", (FEATURES,)), Network(make_gate, "gate", (FEATURES,))
-    if way == "native":
+    if backend == "native":
         expert.go_native()
         gate.go_native()
-    return Setting(
+    return AlgorithmSetup(
         expert=expert,
         gate=gate,
         federated=tiny_plan(),
         local=tiny_plan(3),
         personal=tiny_plan(3),
         clients_per_round=clients_per_round,
-        way=way,
+        backend=backend,
         num_clients=UNSEEN,
         num_classes=CLASSES,
     )
 
 
 def tiny_config(
-    algorithm: str, *, rounds: int = 4, workers: int = 1, seed: int = 0, way: Way = "stacked", **schedule: Any
+    algorithm: str, *, rounds: int = 4, workers: int = 1, seed: int = 0, backend: Backend = "batched", **schedule: Any
 ) -> ExperimentConfig:
     plans = {
         name: {"batch_size": 4, "learning_rate": 0.2, "optimizer": "sgd"} for name in ("federated", "local", "personal")
@@ -126,7 +126,7 @@ def tiny_config(
             "algorithm": {"name": algorithm},
             "training": plans,
             "schedule": {"rounds": rounds, "clients_per_round": 3, **schedule},
-            "engine": {"workers": workers, "way": way, "cohort_size": 2},
+            "engine": {"workers": workers, "backend": backend, "cohort_size": 2},
         }
     )
 

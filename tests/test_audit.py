@@ -10,14 +10,14 @@ import torch
 
 import fedmoe
 from builders import make_expert, make_gate, read_private, tiny_config, tiny_federation
-from fedmoe.algorithms.partly_private import aggregate
+from fedmoe.algorithms.partial_personalization import aggregate
 from fedmoe.audit import Reply, attacks_on, audit_labels, bias_change
 from fedmoe.config import OptOutConfig, parse_config
 from fedmoe.errors import RunError
 from fedmoe.evaluation.label_leakage import normalised_shares
 from fedmoe.experiment import Stopped, run_events
 from fedmoe.storage.rundir import RunDirectory
-from fedmoe.training.plan import TrainingPlan
+from fedmoe.training.settings import LocalTraining
 
 
 def digits(algorithm="fedavg", **changes):
@@ -72,7 +72,7 @@ def contents(folder):
 
 
 def test_the_run_stays_as_it_is_and_the_audit_repeats(tmp_path):
-    fedmoe.run(digits("local_global"), directory=tmp_path)
+    fedmoe.run(digits("lg_fedavg"), directory=tmp_path)
     files, private = contents(tmp_path)
     found = audit_labels(tmp_path)
     (tmp_path / "audit_labels.json").unlink()
@@ -82,7 +82,7 @@ def test_the_run_stays_as_it_is_and_the_audit_repeats(tmp_path):
 
 def test_what_is_attacked_is_what_the_server_receives(tmp_path, monkeypatch):
     """The third round is attacked before it takes place, private states and all; then the run goes on."""
-    config = tiny_config("local_global", rounds=3)
+    config = tiny_config("lg_fedavg", rounds=3)
     own = {"federation": tiny_federation(), "expert": make_expert, "gate": make_gate}
     asked = iter([False, False])  # before the first and the second round
     with pytest.raises(Stopped):
@@ -95,7 +95,7 @@ def test_what_is_attacked_is_what_the_server_receives(tmp_path, monkeypatch):
         received.extend((client, Reply(server, update)) for client, update in updates.items())
         return aggregate(config, server, updates)
 
-    monkeypatch.setattr("fedmoe.algorithms.partly_private.aggregate", spy)
+    monkeypatch.setattr("fedmoe.algorithms.partial_personalization.aggregate", spy)
     list(run_events(config, tmp_path, **own))
     assert len(received) == 3
     for client, reply in received:
@@ -108,7 +108,7 @@ def test_what_an_expert_mixture_reports_is_solved_for_labels_where_it_is_about_l
     reply = Reply(sent, namedtuple("Update", "usage")(torch.tensor([0.75, 0.25])))
 
     def attacks(condition, objective):
-        return attacks_on(SimpleNamespace(condition=condition, objective=objective), TrainingPlan(), "bias")
+        return attacks_on(SimpleNamespace(condition=condition, objective=objective), LocalTraining(), "bias")
 
     read = attacks("label", "bound")["q(z|s) and phi"](reply)
     torch.testing.assert_close(read, torch.tensor([0.75, 0.25]).double(), atol=1e-3, rtol=0)
@@ -117,10 +117,10 @@ def test_what_an_expert_mixture_reports_is_solved_for_labels_where_it_is_about_l
 
 
 def test_of_several_experts_the_summed_step_is_read():
-    sent = namedtuple("Sent", "experts which")({"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, torch.tensor([0, 2]))
-    update = namedtuple("Update", "experts which")({"b": torch.tensor([[3.5, 4.0]])}, torch.tensor([2]))
+    sent = namedtuple("Sent", "experts expert_ids")({"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, torch.tensor([0, 2]))
+    update = namedtuple("Update", "experts expert_ids")({"b": torch.tensor([[3.5, 4.0]])}, torch.tensor([2]))
     assert bias_change("b", Reply(sent, update)).tolist() == [0.5, 0.0]
-    whole = update._replace(experts={"b": torch.tensor([[3.0, 5.0], [1.5, 2.0]])}, which=torch.tensor([2, 0]))
+    whole = update._replace(experts={"b": torch.tensor([[3.0, 5.0], [1.5, 2.0]])}, expert_ids=torch.tensor([2, 0]))
     assert bias_change("b", Reply(sent, whole)).tolist() == [0.5, 1.0]
 
 

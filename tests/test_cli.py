@@ -80,15 +80,15 @@ def test_a_run_prints_scores_and_writes_everything(fedmoe, config: Path, tmp_pat
 
 
 def test_a_newcomer_is_scored_on_the_union_where_it_is_asked_for(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    outcome = fedmoe("run", config, "--set", "evaluation.union=10")
-    assert outcome.code == 0 and "union" in outcome.out
+    outcome = fedmoe("run", config, "--set", "evaluation.pooled=10")
+    assert outcome.code == 0 and "pooled" in outcome.out
     scores = json.loads((tmp_path / "runs/small/results.json").read_bytes())["scores"]
-    assert [(s["client"], s["model"], s["examples"]) for s in scores if s["data"] == "union"] == [
+    assert [(s["client"], s["model"], s["examples"]) for s in scores if s["data"] == "pooled"] == [
         (5, "after", 10),
         (5, "before", 10),
     ]
     page = (tmp_path / "runs/small/report.html").read_text()
-    assert "Newcomer on the union" in page and "4, and 1 unseen" in page
+    assert "New client on the pooled" in page and "4, and 1 unseen" in page
 
 
 def test_running_again_shows_the_same_numbers(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -269,8 +269,8 @@ def test_explain_tells_the_way_the_reason_and_the_time(fedmoe, config: Path) -> 
         "personalisation",
     ):
         assert words in told.out
-    chosen = fedmoe("explain", config, "--set", "engine.way=looped")
-    assert "looped: engine.way='looped' asks for it" in chosen.out
+    chosen = fedmoe("explain", config, "--set", "engine.backend=sequential")
+    assert "sequential: engine.backend='sequential' asks for it" in chosen.out
     silent = fedmoe("explain", config, "--set", "algorithm.name=local_only")
     assert "clients never talk" in silent.out
 
@@ -281,7 +281,7 @@ def test_a_machine_without_a_compiler_trains_all_the_same_and_says_so_once(  # t
     monkeypatch.setenv("CXX", "no-such-compiler")
     run = fedmoe("run", config, "--dir", tmp_path / "run")
     assert run.code == 0 and run.out.count("Training runs at PyTorch's speed") == 1
-    assert 'way = "stacked"' in (tmp_path / "run" / "config.toml").read_text()
+    assert 'backend = "batched"' in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_a_run_that_was_begun_natively_is_not_finished_otherwise(  # type: ignore[no-untyped-def]

@@ -71,7 +71,7 @@ def test_an_unknown_key_is_refused_and_the_nearest_named(tmp_path, text, complai
         ("[training.personal]\nlearning_rate = -0.1", "training.personal.learning_rate=-0.1: "),
         ('[split]\nkind = "sorted"', "split"),
         ("[algorithm]\nvalidate_every = 0", "algorithm.validate_every=0: "),
-        ('[engine]\nway = "fast"', "engine.way='fast': .*'stacked' or 'looped'"),
+        ('[engine]\nbackend = "fast"', "engine.backend='fast': .*'batched' or 'sequential'"),
         ('[[opt_out.rules]]\nfield = "label"\nvalues = ["x"]', "opt_out.rules.0.values.0='x': "),
     ],
 )

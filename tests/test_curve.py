@@ -11,7 +11,7 @@ from contract.probes import PROBES
 from fedmoe import trees
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import EvaluationConfig, ExperimentConfig
-from fedmoe.engines.coordinator import Coordinator
+from fedmoe.engines.session import Coordinator
 from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.metrics import Score
 from fedmoe.experiment import Stopped, run_events
@@ -19,7 +19,7 @@ from fedmoe.result import Result
 from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
 
-RELEASING = ["biased_fedavg", "local_global", "fedmix"]
+RELEASING = ["biased_fedavg", "lg_fedavg", "fedmix"]
 TRAFFIC = {"bytes_up": 3, "bytes_down": 4}
 
 
@@ -84,7 +84,7 @@ def rounds_of(folder: Path) -> list[dict[str, Any]]:
     return [event for event in RunDirectory(folder).read_metrics() if event["event"] == "round"]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedmix", "local_global", "chosen_experts"])
+@pytest.mark.parametrize("name", ["fedavg", "fedmix", "lg_fedavg", "chosen_experts"])
 @pytest.mark.parametrize("checkpoint_every", [1, 3])
 def test_the_curve_of_a_resumed_run_is_that_of_a_straight_one(name, checkpoint_every, tmp_path):
     chosen = config(name, 1, checkpoint_every=checkpoint_every, release=name in RELEASING)
@@ -97,7 +97,7 @@ def test_the_curve_of_a_resumed_run_is_that_of_a_straight_one(name, checkpoint_e
 
 def test_a_look_after_a_replayed_round_does_not_see_private_states_of_a_later_one(tmp_path):
     """The process died after round 3, before its first checkpoint: clients hold states that were never to be."""
-    chosen = config("local_global", 1, checkpoint_every=4)
+    chosen = config("lg_fedavg", 1, checkpoint_every=4)
     expected = run(chosen, tmp_path / "whole").data["curve"]
     events = run_events(chosen, tmp_path / "parts", federation=tiny_federation(), expert=make_expert, gate=make_gate)
     for event in events:
@@ -116,10 +116,10 @@ def test_a_point_holds_the_mean_of_each_kind_of_score():
         Score(0, False, "before", "global", 0.2, 1.0, 9),
         Score(2, True, "before", "own", 0.4, 1.0, 9),
         Score(2, True, "before", "global", 0.9, 1.0, 9),
-        Score(3, True, "before", "union", 0.3, 1.0, 9),
+        Score(3, True, "before", "pooled", 0.3, 1.0, 9),
     ]
-    assert curve_point(scores, TRAFFIC) == {**TRAFFIC, "own": 0.6, "global": 0.2, "unseen": 0.4, "union": 0.3}
-    assert curve_point(scores[:2], TRAFFIC)["union"] is None
+    assert curve_point(scores, TRAFFIC) == {**TRAFFIC, "own": 0.6, "global": 0.2, "unseen": 0.4, "pooled": 0.3}
+    assert curve_point(scores[:2], TRAFFIC)["pooled"] is None
 
 
 def test_a_run_is_called_by_its_label(tmp_path):

@@ -13,7 +13,7 @@ from rich.console import Console
 from builders import make_expert, make_gate, tiny_config, tiny_federation
 from contract.probes import PROBES
 from fedmoe import display
-from fedmoe.aggregation.experts import Observation
+from fedmoe.aggregation.expert_observation import Observation
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import ExperimentConfig
 from fedmoe.experiment import Event, Stopped, run_events
@@ -24,8 +24,8 @@ def observed(load: list[float]) -> Any:
     """The probe with a mixture that looks like `load` in every round."""
     entry = PROBES["pruned_experts"]
 
-    def factory(config: Any, setting: Any) -> Any:
-        algorithm = entry.factory(config, setting)
+    def factory(config: Any, setup: Any) -> Any:
+        algorithm = entry.factory(config, setup)
         told = Observation(torch.tensor(load), 0.5, torch.full((3,), math.nan), torch.eye(3))
         return algorithm._replace(round=(algorithm.round[0]._replace(observe=lambda *_: told),))
 

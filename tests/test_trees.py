@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmoe import trees
+from fedmoe.core_types import Tensors
 from fedmoe.errors import MessageError
-from fedmoe.vocabulary import Tensors
 
 NAMES = st.text(st.characters(categories=["L", "N"], include_characters="._- "), min_size=1, max_size=6)
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16])

@@ -10,8 +10,8 @@ from torch import Tensor
 from fedmoe import trees, wire
 from fedmoe.algorithms import fine_tuned, local_global_mixture, local_only, specialist_mixture
 from fedmoe.algorithms.fedavg import ServerState, Update
+from fedmoe.core_types import Tensors
 from fedmoe.errors import MessageError
-from fedmoe.vocabulary import Tensors
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -101,9 +101,9 @@ def test_half_precision_of_either_kind_survives_the_wire():
 
 
 def test_experts_side_by_side_are_named_one_by_one():
-    named = {"which": torch.tensor([2, 0]), "experts/w": torch.arange(6.0).view(2, 3), "phi": torch.zeros(1)}
+    named = {"expert_ids": torch.tensor([2, 0]), "experts/w": torch.arange(6.0).view(2, 3), "phi": torch.zeros(1)}
     apart = wire.by_expert(named)
-    assert sorted(apart) == ["experts/0/w", "experts/2/w", "phi", "which"]
+    assert sorted(apart) == ["expert_ids", "experts/0/w", "experts/2/w", "phi"]
     assert apart["experts/2/w"].tolist() == [0, 1, 2] and apart["experts/0/w"].tolist() == [3, 4, 5]
 
 
@@ -113,18 +113,18 @@ def test_without_word_of_which_experts_they_are_names_stay():
 
 
 @pytest.mark.parametrize(
-    ("which", "experts", "words"),
+    ("expert_ids", "experts", "words"),
     [
         (torch.tensor([0, 0]), torch.zeros(2), "each expert once"),
         (torch.tensor([[0, 1]]), torch.zeros(2), "not torch.int64"),
         (torch.tensor([0.0, 1.0]), torch.zeros(2), "not torch.int64"),
-        (torch.tensor([0, 1]), torch.zeros(3), "which names 2 experts"),
-        (torch.tensor([0, 1]), torch.zeros(()), "which names 2 experts"),
+        (torch.tensor([0, 1]), torch.zeros(3), "each of 2 expert_ids"),
+        (torch.tensor([0, 1]), torch.zeros(()), "each of 2 expert_ids"),
     ],
 )
-def test_experts_that_cannot_be_told_apart_are_refused(which, experts, words):
+def test_experts_that_cannot_be_told_apart_are_refused(expert_ids, experts, words):
     with pytest.raises(MessageError, match=words):
-        wire.by_expert({"which": which, "experts/w": experts})
+        wire.by_expert({"expert_ids": expert_ids, "experts/w": experts})
 
 
 def test_an_answer_is_an_update_and_a_report_and_nothing_else():

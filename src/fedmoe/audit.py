@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedmoe import build
+from fedmoe import assembly
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig, parse_config
-from fedmoe.engines.coordinator import Coordinator
+from fedmoe.core_types import ClientId, Tensors, Tree
 from fedmoe.engines.embedded import start
 from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.session import Coordinator
 from fedmoe.engines.worker import Worker
 from fedmoe.errors import ConfigError, RunError
 from fedmoe.evaluation.label_leakage import (
@@ -38,9 +39,8 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
-from fedmoe.training.plan import TrainingPlan
-from fedmoe.training.ways import cohort_size
-from fedmoe.vocabulary import ClientId, Tensors, Tree
+from fedmoe.training.backends import cohort_size
+from fedmoe.training.settings import LocalTraining
 
 LABELS_FILE = "audit_labels.json"
 
@@ -126,21 +126,21 @@ def _open(
     digest = table.pop("split_digest", "")
     table.pop("versions", None)
     config = parse_config(table)
-    federation = federation or build.build_federation(config).federation
+    federation = federation or assembly.build_federation(config).federation
     if federation.digest != digest:
         raise RunError(
             f"{folder} was trained on other data than its config gives now (split {digest!r}, not "
             f"{federation.digest!r}). Bring the data back, or call fedmoe.audit.audit_labels with your federation."
         )
-    networks = build.build_networks(config.model, federation, expert, gate)
-    way = build.resolve_way(config, networks)
-    algorithm = build.build_algorithm(config, federation, networks, way)
+    networks = assembly.build_networks(config.model, federation, expert, gate)
+    backend = assembly.resolve_backend(config, networks)
+    algorithm = assembly.build_algorithm(config, federation, networks, backend)
     return Opened(
         config,
         federation,
         algorithm,
         _output_bias(networks[0]),
-        config.engine.cohort_size or cohort_size(networks, way),
+        config.engine.cohort_size or cohort_size(networks, backend),
     )
 
 
@@ -180,7 +180,7 @@ def _copy_store(source: Path, target: Path) -> None:
         theirs.backup(ours)
 
 
-def attacks_on(options: Any, plan: TrainingPlan, output_bias: str | None) -> dict[str, Attack]:
+def attacks_on(options: Any, plan: LocalTraining, output_bias: str | None) -> dict[str, Attack]:
     """The attacks on an algorithm with these settings."""
 
     def scaled(reply: Reply) -> Tensor | None:
@@ -212,7 +212,7 @@ def bias_change(name: str | None, reply: Reply) -> Tensor | None:
             continue
         if field == "model":
             return after[name] - before[name]
-        places = [reply.sent.which.tolist().index(expert) for expert in reply.update.which.tolist()]
+        places = [reply.sent.expert_ids.tolist().index(expert) for expert in reply.update.expert_ids.tolist()]
         return (after[name] - before[name][places]).sum(0)
     return None
 

@@ -10,19 +10,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedmoe import display
+from fedmoe.assembly import build_federation
 from fedmoe.audit import LABELS_FILE, audit_labels
-from fedmoe.build import build_federation
 from fedmoe.comparison import compare_events, members
 from fedmoe.config import ExperimentConfig, read_config
 from fedmoe.data.download import get
-from fedmoe.data.sources import data_folder, list_sources
+from fedmoe.data.loading import data_folder, list_sources
 from fedmoe.errors import ConfigError, FedmoeError
 from fedmoe.experiment import Stopped, run_events
 from fedmoe.explain import explain
 from fedmoe.interrupts import stop_on_signals
+from fedmoe.report.comparability import check_together
 from fedmoe.report.curves import learning_curve
 from fedmoe.report.figures import class_counts, trade_off
-from fedmoe.report.together import check_together
 from fedmoe.result import Result
 from fedmoe.storage.files import write_atomically
 from fedmoe.storage.rundir import read_results
@@ -206,8 +206,8 @@ def _print_results(results: list[dict[str, object]], home: Path, title: str) -> 
         "trade_off.svg": trade_off(results),
         "accuracy_against_rounds.svg": learning_curve(results, "own", "round"),
         "accuracy_against_bytes.svg": learning_curve(results, "own", "bytes"),
-        "newcomer_against_rounds.svg": learning_curve(results, "union", "round"),
-        "newcomer_against_bytes.svg": learning_curve(results, "union", "bytes"),
+        "newcomer_against_rounds.svg": learning_curve(results, "pooled", "round"),
+        "newcomer_against_bytes.svg": learning_curve(results, "pooled", "bytes"),
     }
     home.mkdir(parents=True, exist_ok=True)
     for name, page in pages.items():

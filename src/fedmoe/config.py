@@ -22,7 +22,7 @@ from fedmoe.algorithms.catalog import CATALOG, find
 from fedmoe.errors import ConfigError
 from fedmoe.models.settings import MlpModel, ModelConfig
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
-from fedmoe.training.plan import TrainingPlan
+from fedmoe.training.settings import LocalTraining
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 CHOICES = {"split": "kind", "model": "name"}  # sections of several kinds, and the key that says which
@@ -85,9 +85,9 @@ class AlgorithmChoice(BaseModel):
 class TrainingConfig(Section):
     """How clients train: in the rounds, from a fresh start on their own, and when they personalise."""
 
-    federated: TrainingPlan = TrainingPlan()
-    local: TrainingPlan = TrainingPlan(epochs=100)
-    personal: TrainingPlan = TrainingPlan(epochs=100, learning_rate=5e-4)
+    federated: LocalTraining = LocalTraining()
+    local: LocalTraining = LocalTraining(epochs=100)
+    personal: LocalTraining = LocalTraining(epochs=100, learning_rate=5e-4)
 
 
 class ScheduleConfig(Section):
@@ -101,13 +101,15 @@ class ScheduleConfig(Section):
 class EvaluationConfig(Section):
     clients: PositiveInt | None = None  # personalise and score this many, drawn by the seed; default: all
     every: PositiveInt | None = None  # score the state of every so many rounds too, and of the last: a learning curve
-    union: PositiveInt | None = None  # score a newcomer without data on up to so many of everyone's validation examples
+    pooled: PositiveInt | None = (
+        None  # score a new client without data on up to so many of everyone's validation examples
+    )
 
 
 class EngineConfig(Section):
     workers: PositiveInt | None = None  # default: one per core
-    way: Literal["auto", "native", "stacked", "looped"] = "auto"
-    cohort_size: PositiveInt | None = None  # clients trained together: 1 looped, 16 stacked
+    backend: Literal["auto", "native", "batched", "sequential"] = "auto"
+    cohort_size: PositiveInt | None = None  # clients trained together: 1 sequential, 16 batched
 
 
 class ExperimentConfig(Section):
@@ -209,8 +211,8 @@ def known_keys(model: type[BaseModel] = ExperimentConfig, prefix: str = "") -> l
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 keys += known_keys(kind, f"{prefix}{name}.")
-            elif kind is TrainingPlan:
-                keys += [f"{prefix}{name}.{inner}" for inner in TrainingPlan.__dataclass_fields__]
+            elif kind is LocalTraining:
+                keys += [f"{prefix}{name}.{inner}" for inner in LocalTraining.__dataclass_fields__]
     if model is AlgorithmChoice:
         keys += [prefix + name for entry in CATALOG.values() for name in entry.config.__dataclass_fields__]
     return sorted(set(keys))

@@ -22,8 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmoe.data.fetch import Progress as Fetched
-from fedmoe.data.sources import SourceStatus
-from fedmoe.engines.coordinator import RoundRecord
+from fedmoe.data.loading import SourceStatus
+from fedmoe.engines.session import RoundRecord
 from fedmoe.evaluation.summary import summarise
 from fedmoe.experiment import Advanced, Event, Started
 from fedmoe.explain import Explanation
@@ -96,12 +96,12 @@ def score_table(results: Sequence[dict[str, Any]], title: str) -> Table:
         caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
     rows = summarise(results)
-    newcomers = [part for part in ("unseen", "union") if any(row[part] for row in rows)]
+    new_clients = [part for part in ("unseen", "pooled") if any(row[part] for row in rows)]
     table.add_column("method", no_wrap=True, overflow="fold")
-    for column in ("own data", "global", *newcomers, "worst 10%", "spread"):
+    for column in ("own data", "global", *new_clients, "worst 10%", "spread"):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
-        cells = [_cell(row[part]) for part in ("own", "global", *newcomers)]
+        cells = [_cell(row[part]) for part in ("own", "global", *new_clients)]
         own = row["own"]
         table.add_row(row["title"], *cells, f"{100 * own['worst_decile']:.1f}", f"{100 * own['spread']:.1f}")
     return table
@@ -118,7 +118,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
 def markdown_table(results: Sequence[dict[str, Any]]) -> str:
     """The same numbers for a README: accuracy in %, before → after personalisation."""
     rows = summarise(results)
-    parts = ["own", "global", "unseen", *(["union"] if any(row["union"] for row in rows) else [])]
+    parts = ["own", "global", "unseen", *(["pooled"] if any(row["pooled"] for row in rows) else [])]
     names = ["method", "own data", *parts[1:], "worst 10% of own"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
@@ -221,7 +221,7 @@ def data_table(sources: Sequence[SourceStatus], folder: Path | None) -> Table:
 
 def explanation(told: Explanation) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("way", f"[bold]{told.way}[/bold]: {told.why}")
+    table.add_row("backend", f"[bold]{told.backend}[/bold]: {told.why}")
     table.add_row("model", f"{told.weights:,} weights" + "".join(f"\n  {layer}" for layer in told.layers))
     table.add_row("workers", str(told.workers))
     if told.seconds_per_round is None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedmoe.core_types import Tensors
 from fedmoe.errors import MessageError
-from fedmoe.vocabulary import Tensors
 
 Bytes = bytes | bytearray | memoryview
 Parts = list[Bytes]  # of one message

@@ -7,26 +7,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmoe import build
+from fedmoe import assembly
 from fedmoe.algorithms.algorithm import Algorithm, Nothing
 from fedmoe.clients.federation import Federation
-from fedmoe.clients.union import with_union
+from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.config import ExperimentConfig
-from fedmoe.engines.coordinator import Coordinator, RoundRecord
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.embedded import default_workers, start
 from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.session import Coordinator, RoundRecord
 from fedmoe.engines.worker import Worker
 from fedmoe.errors import RunError
 from fedmoe.evaluation.curve import curve_point
-from fedmoe.evaluation.experts import WINDOW, expert_warnings
+from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.result import Result, results_of, versions
 from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
-from fedmoe.training.ways import cohort_size, missing_kernels
-from fedmoe.vocabulary import ClientId, Tree
+from fedmoe.training.backends import cohort_size, missing_kernels
 
 
 class Started(NamedTuple):
@@ -69,24 +69,24 @@ def run_events(
     """Run or resume `config` in `directory`. Every event is small; the last one is the Result."""
     run = RunDirectory(directory)
     with run.opened():
-        built = build.Built(federation) if federation is not None else build.build_federation(config)
+        built = assembly.Built(federation) if federation is not None else assembly.build_federation(config)
         federation = built.federation
-        if config.evaluation.union:
-            federation = with_union(federation, config.evaluation.union, config.seed)
-        networks = build.build_networks(config.model, federation, expert, gate)
+        if config.evaluation.pooled:
+            federation = with_pooled_client(federation, config.evaluation.pooled, config.seed)
+        networks = assembly.build_networks(config.model, federation, expert, gate)
         # Tried before the folder is claimed: a config that is refused leaves nothing behind.
-        tried = build.build_algorithm(config, federation, networks, build.resolve_way(config, networks))
+        tried = assembly.build_algorithm(config, federation, networks, assembly.resolve_backend(config, networks))
         tried.init_server(config.seed)
         asked, config = config, _claim(config, networks, run, federation.digest)
         if built.split is not None:
             built.split.save(run.split)
-        way = build.resolve_way(config, networks)
-        algorithm = build.build_algorithm(config, federation, networks, way)
-        missing = missing_kernels(networks, way) if asked.engine.way == "auto" else None
+        backend = assembly.resolve_backend(config, networks)
+        algorithm = assembly.build_algorithm(config, federation, networks, backend)
+        missing = missing_kernels(networks, backend) if asked.engine.backend == "auto" else None
         nothing = config.schedule.release and not algorithm.release
         notes = [missing, f"{config.algorithm.name} has nothing to release" if nothing else None]
-        yield from _Run(config, run, federation, algorithm, cohort_size(networks, way), should_stop).events(
-            {**_shown(built), "way": way, "command": command, "model_weights": networks[0].num_weights},
+        yield from _Run(config, run, federation, algorithm, cohort_size(networks, backend), should_stop).events(
+            {**_shown(built), "backend": backend, "command": command, "model_weights": networks[0].num_weights},
             [note for note in notes if note],
         )
 
@@ -193,7 +193,7 @@ class _Run:
                 self._stop_if_asked(f"after personalising {done} of {len(kept)} clients")
 
     def _scored_clients(self) -> list[ClientId]:
-        """Everyone, or a seeded draw of the training clients; newcomers always."""
+        """Everyone, or a seeded draw of the training clients; new_clients always."""
         everyone: Sequence[ClientId] = range(self.federation.num_clients)
         wanted = self.config.evaluation.clients
         if wanted is not None and wanted < len(everyone):
@@ -239,7 +239,7 @@ def _warnings(history: Sequence[dict[str, Any]], record: RoundRecord) -> list[st
     return expert_warnings([*loads, record.experts["load"]]) if record.experts else []
 
 
-def _shown(built: build.Built) -> dict[str, Any]:
+def _shown(built: assembly.Built) -> dict[str, Any]:
     """What a report shows of the split."""
     counts = [] if built.class_counts is None else built.class_counts[:200].tolist()
     return {"split_digest": built.federation.digest, "class_counts": counts, "class_names": list(built.class_names)}
@@ -249,14 +249,14 @@ def _claim(
     config: ExperimentConfig, networks: tuple[Network, Network], run: RunDirectory, split_digest: str
 ) -> ExperimentConfig:
     """Record the config with the way of training that was chosen; a resume uses the recorded way."""
-    way = build.resolve_way(config, networks)
-    resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"way": way})})
+    backend = assembly.resolve_backend(config, networks)
+    resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     table = resolved.model_dump(mode="json")
     record = {"split_digest": split_digest, "versions": versions()}
-    if config.engine.way == "auto" and not (run.path / "config.toml").exists():
+    if config.engine.backend == "auto" and not (run.path / "config.toml").exists():
         run.claim({**table, **record})
         return resolved
-    asked = {**table, "engine": {**table["engine"], "way": config.engine.way}, **record}
+    asked = {**table, "engine": {**table["engine"], "backend": config.engine.backend}, **record}
     recorded = run.claim(asked)
-    engine = config.engine.model_copy(update={"way": recorded["engine"]["way"]})
+    engine = config.engine.model_copy(update={"backend": recorded["engine"]["backend"]})
     return config.model_copy(update={"engine": engine})

@@ -6,22 +6,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from fedmoe import build
+from fedmoe import assembly
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig
-from fedmoe.engines.coordinator import Coordinator
 from fedmoe.engines.embedded import default_workers, start
 from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.session import Coordinator
 from fedmoe.engines.worker import Worker
-from fedmoe.training.inference import Way
-from fedmoe.training.ways import cohort_size, reason
+from fedmoe.training.backends import cohort_size, reason
+from fedmoe.training.inference import Backend
 
 
 class Explanation(NamedTuple):
     """`seconds_per_round` was measured on a round or two that are thrown away; None where clients never talk."""
 
-    way: Way
+    backend: Backend
     why: str
     weights: int
     layers: list[str]  # of the native program; empty on the general ways
@@ -31,18 +31,18 @@ class Explanation(NamedTuple):
 
 
 def explain(config: ExperimentConfig) -> Explanation:
-    federation = build.build_federation(config).federation
-    networks = build.build_networks(config.model, federation, None, None)
-    way = build.resolve_way(config, networks)
-    why = reason(networks, way) if config.engine.way == "auto" else f"engine.way={way!r} asks for it"
-    algorithm = build.build_algorithm(config, federation, networks, way)
+    federation = assembly.build_federation(config).federation
+    networks = assembly.build_networks(config.model, federation, None, None)
+    backend = assembly.resolve_backend(config, networks)
+    why = reason(networks, backend) if config.engine.backend == "auto" else f"engine.backend={backend!r} asks for it"
+    algorithm = assembly.build_algorithm(config, federation, networks, backend)
     workers = config.engine.workers or default_workers()
-    layers = [layer.describe() for layer in networks[0].program.layers] if way == "native" else []
+    layers = [layer.describe() for layer in networks[0].program.layers] if backend == "native" else []
     seconds = (
-        _time_round(config, federation, algorithm, cohort_size(networks, way), workers) if algorithm.round else None
+        _time_round(config, federation, algorithm, cohort_size(networks, backend), workers) if algorithm.round else None
     )
     rounds = config.schedule.rounds if algorithm.round else 0
-    return Explanation(way, why, networks[0].num_weights, layers, workers, rounds, seconds)
+    return Explanation(backend, why, networks[0].num_weights, layers, workers, rounds, seconds)
 
 
 def _time_round(

@@ -14,11 +14,11 @@ from fedmoe.algorithms.catalog import find
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import ExperimentConfig
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.errors import RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.storage.rundir import RunDirectory
-from fedmoe.vocabulary import ClientId, Tree
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedmoe.vocabulary import ClientId
+from fedmoe.core_types import ClientId
 
 
 def derive_seed(*path: int | str) -> int:

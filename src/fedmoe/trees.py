@@ -13,9 +13,9 @@ from typing import Any, TypeVar, cast, get_type_hints
 import torch
 from torch import Tensor
 
+from fedmoe.core_types import Tensors, Tree
 from fedmoe.encoding import encode_tensors
 from fedmoe.errors import MessageError
-from fedmoe.vocabulary import Tensors, Tree
 
 T = TypeVar("T")
 
@@ -112,9 +112,9 @@ def from_named(kind: type[T], named: Mapping[str, Tensor]) -> T:
     Raises MessageError for a name that `kind` does not declare, or a tensor that is missing.
     """
     declared = _declared(cast("Hashable", kind))
-    strangers = sorted({name.split("/")[0] for name in named} - set(declared))
-    if strangers:
-        raise MessageError(f"{kind.__name__} has no field {strangers[0]!r}; it has {', '.join(declared)}.")
+    unknown = sorted({name.split("/")[0] for name in named} - set(declared))
+    if unknown:
+        raise MessageError(f"{kind.__name__} has no field {unknown[0]!r}; it has {', '.join(declared)}.")
     fields = {name: _read_field(kind.__name__, name, hint, named) for name, hint in declared.items()}
     return kind(**fields)
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 
 from fedmoe import trees
+from fedmoe.core_types import Tensors, Tree
 from fedmoe.encoding import ALIGNMENT, Bytes, Parts, decode_tensors, encode_tensors
 from fedmoe.errors import MessageError
-from fedmoe.vocabulary import Tensors, Tree
 
 T = TypeVar("T")
 
@@ -61,26 +61,31 @@ def decode(kind: type[T], data: Bytes) -> T:
 
 
 def by_expert(named: Tensors) -> Tensors:
-    """Names that tell experts apart: what doors and manifests count by.
+    """Names that tell experts apart: what update checks and manifests count by.
 
-    A message with several experts holds them side by side, ``experts/weight`` (H, ...), and says `which` (H,) they are.
+    A message with several experts holds them side by side, ``experts/weight`` (H, ...), and their `expert_ids` (H,).
 
-    >>> sorted(by_expert({"which": torch.tensor([0, 2]), "experts/bias": torch.zeros(2, 5), "phi": torch.zeros(3)}))
-    ['experts/0/bias', 'experts/2/bias', 'phi', 'which']
+    >>> message = {"expert_ids": torch.tensor([0, 2]), "experts/bias": torch.zeros(2, 5), "phi": torch.zeros(3)}
+    >>> sorted(by_expert(message))
+    ['expert_ids', 'experts/0/bias', 'experts/2/bias', 'phi']
     """
-    which = named.get("which")
-    if which is None:
+    expert_ids = named.get("expert_ids")
+    if expert_ids is None:
         return named
-    if which.dtype != torch.int64 or which.dim() != 1 or len(which.unique()) != len(which):
-        raise MessageError(f"which is {which.dtype} {tuple(which.shape)}, not torch.int64 (H,) with each expert once.")
+    if expert_ids.dtype != torch.int64 or expert_ids.dim() != 1 or len(expert_ids.unique()) != len(expert_ids):
+        raise MessageError(
+            f"expert_ids is {expert_ids.dtype} {tuple(expert_ids.shape)}, not torch.int64 (H,) with each expert once."
+        )
     apart: Tensors = {}
     for name, tensor in named.items():
         if not name.startswith("experts/"):
             apart[name] = tensor
             continue
-        if tensor.shape[:1] != which.shape:
-            raise MessageError(f"{name} has shape {tuple(tensor.shape)}, but which names {len(which)} experts.")
-        for number, expert in zip(which.tolist(), tensor, strict=True):
+        if tensor.shape[:1] != expert_ids.shape:
+            raise MessageError(
+                f"{name} has shape {tuple(tensor.shape)}, not one row for each of {len(expert_ids)} expert_ids."
+            )
+        for number, expert in zip(expert_ids.tolist(), tensor, strict=True):
             apart[f"experts/{number}/{name.removeprefix('experts/')}"] = expert
     return apart
 

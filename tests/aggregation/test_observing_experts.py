@@ -6,7 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmoe.aggregation.experts import Held, Observation, entropy, gradient_divergence, observe_experts
+from fedmoe.aggregation.expert_observation import (
+    ExpertSubset,
+    Observation,
+    entropy,
+    gradient_divergence,
+    observe_experts,
+)
 
 
 def pair_by_pair(moves, shares):
@@ -56,8 +62,8 @@ def test_divergences_that_a_person_can_compute(moves, shares, expected):
 
 BEFORE = {"w": torch.zeros(3, 2)}
 SENT = {
-    7: Held({"w": torch.tensor([[1.0, 0.0], [1.0, 0.0]])}, torch.tensor([0, 1])),
-    2: Held({"w": torch.tensor([[0.0, 1.0]])}, torch.tensor([0])),
+    7: ExpertSubset({"w": torch.tensor([[1.0, 0.0], [1.0, 0.0]])}, torch.tensor([0, 1])),
+    2: ExpertSubset({"w": torch.tensor([[0.0, 1.0]])}, torch.tensor([0])),
 }
 MASS = {7: torch.tensor([6.0, 2.0, 0.0]), 2: torch.tensor([2.0, 0.0, 0.0])}
 

@@ -7,8 +7,8 @@ from torch import nn
 from builders import (
     CLASSES,
     EMPTY,
+    OPTED_OUT,
     PARTICIPANTS,
-    SILENT,
     SOME_OPTED_OUT,
     UNSEEN,
     Outcome,
@@ -16,18 +16,18 @@ from builders import (
     run_algorithm,
     tiny_federation,
     tiny_records,
-    tiny_setting,
+    tiny_setup,
     with_records,
 )
 from fedmoe import trees
 from fedmoe.algorithms.biased_fedavg import bias_of, biased_fedavg, mean_of_clients
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
-from fedmoe.algorithms.partly_private import (
+from fedmoe.algorithms.partial_personalization import (
     Broadcast,
     ClientState,
-    Gift,
-    PartlyPrivateConfig,
+    PartialPersonalizationConfig,
     PersonalState,
+    ReleasedState,
     pool_gifts,
 )
 from fedmoe.errors import ConfigError
@@ -35,11 +35,11 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams, torch_stream
 
 BIAS = "3.bias"
-INITIAL = tiny_setting().expert.init(0, "init", "expert")[BIAS]
+INITIAL = tiny_setup().expert.init(0, "init", "expert")[BIAS]
 
 
 def run(folder: Path, algorithm=None, **options) -> Outcome:
-    algorithm = algorithm or biased_fedavg(PartlyPrivateConfig(), tiny_setting())
+    algorithm = algorithm or biased_fedavg(PartialPersonalizationConfig(), tiny_setup())
     return run_algorithm(algorithm, tiny_federation(), folder / "store", **options)
 
 
@@ -69,13 +69,13 @@ def test_clients_come_to_differ_in_their_bias(tmp_path):
 def test_the_first_round_is_that_of_fedavg_without_the_bias(tmp_path):
     """All start from the same weights, so the rest of the model is averaged as FedAvg does, to the bit."""
     biased = run(tmp_path / "biased", rounds=1).server.model
-    plain = run(tmp_path / "plain", fedavg(FedAvgConfig(), tiny_setting()), rounds=1).server.model
+    plain = run(tmp_path / "plain", fedavg(FedAvgConfig(), tiny_setup()), rounds=1).server.model
     assert biased.keys() | {BIAS} == plain.keys() and BIAS not in biased
     assert all(torch.equal(biased[name], plain[name]) for name in biased)
 
 
 def test_a_bias_lives_on_from_round_to_round():
-    algorithm = biased_fedavg(PartlyPrivateConfig(), tiny_setting())
+    algorithm = biased_fedavg(PartialPersonalizationConfig(), tiny_setup())
     (train,) = algorithm.round
     shared = train.broadcast(algorithm.init_server(0), SOME_OPTED_OUT, ())
     data = tiny_federation().data([SOME_OPTED_OUT], opted_in_only=True)
@@ -102,11 +102,11 @@ def test_it_follows_label_skew_where_one_model_for_all_cannot(tmp_path):
         rows = plain.train._replace(x=x, y=y, counts=torch.tensor(40))
         records[client] = plain._replace(train=rows, test=rows, train_opted_in=torch.ones(40, dtype=torch.bool))
     federation = with_records(tiny_federation(), records)
-    setting = tiny_setting(clients_per_round=None)
+    setup = tiny_setup(clients_per_round=None)
     scores = {}
     for name, algorithm in {
-        "biased": biased_fedavg(PartlyPrivateConfig(), setting),
-        "plain": fedavg(FedAvgConfig(), setting),
+        "biased": biased_fedavg(PartialPersonalizationConfig(), setup),
+        "plain": fedavg(FedAvgConfig(), setup),
     }.items():
         outcome = run_algorithm(algorithm, federation, tmp_path / name, rounds=6)
         own = [
@@ -118,7 +118,7 @@ def test_it_follows_label_skew_where_one_model_for_all_cannot(tmp_path):
 
 class TestNewcomers:
     def test_without_a_release_they_have_the_bias_that_everyone_starts_from(self, tmp_path):
-        algorithm = biased_fedavg(PartlyPrivateConfig(), tiny_setting())
+        algorithm = biased_fedavg(PartialPersonalizationConfig(), tiny_setup())
         outcome = run(tmp_path, algorithm)
         kept = outcome.kept[UNSEEN]
         assert kept.released == {}
@@ -126,17 +126,17 @@ class TestNewcomers:
         assert torch.equal(bias_of(kept, state)[BIAS], INITIAL)
 
     def test_with_a_release_they_have_the_mean_of_the_biases_of_those_who_trained(self, tmp_path):
-        algorithm = biased_fedavg(PartlyPrivateConfig(), tiny_setting())
+        algorithm = biased_fedavg(PartialPersonalizationConfig(), tiny_setup())
         outcome = run(tmp_path, algorithm, rounds=1, release=True)
         trained = outcome.records[0].clients
         biases = private_biases(outcome)
         assert len(trained) == 3 and set(biases) == set(PARTICIPANTS)  # the fourth gave what it started from
         mean = torch.stack([biases[client] for client in trained]).mean(0)
         x = torch.randn(5, 4)
-        for client in (UNSEEN, SILENT, EMPTY):
+        for client in (UNSEEN, OPTED_OUT, EMPTY):
             kept = outcome.kept[client]
             state = algorithm.init_client(kept, client, 0)
-            expected = tiny_setting().expert({**kept.model, BIAS: mean}, x).log_softmax(1)
+            expected = tiny_setup().expert({**kept.model, BIAS: mean}, x).log_softmax(1)
             torch.testing.assert_close(algorithm.predict(kept, state, None, x), expected)
         assert "private/3.bias" in outcome.manifest["sent_by_clients"]["release"]
 
@@ -150,33 +150,36 @@ class TestNewcomers:
         assert torch.equal(mixed, torch.stack([released, own]))
 
     def test_gifts_of_those_who_never_trained_do_not_count(self):
-        gifts = {4: Gift({BIAS: torch.tensor([4.0])}, torch.tensor(2)), 1: Gift({BIAS: torch.ones(1)}, torch.tensor(0))}
+        gifts = {
+            4: ReleasedState({BIAS: torch.tensor([4.0])}, torch.tensor(2)),
+            1: ReleasedState({BIAS: torch.ones(1)}, torch.tensor(0)),
+        }
         assert pool_gifts(mean_of_clients, gifts)[BIAS] == 4
         assert pool_gifts(mean_of_clients, {1: gifts[1]}) == {}
 
 
 def test_personalising_fits_the_bias_alone_on_all_records(tmp_path):
-    algorithm = biased_fedavg(PartlyPrivateConfig(), tiny_setting())
-    silent = tiny_records()[SILENT]._replace(validation=draw_examples(0), validation_opted_in=torch.ones(0).bool())
-    federation = with_records(tiny_federation(), {SILENT: silent})  # without validation data it cannot stop at once
+    algorithm = biased_fedavg(PartialPersonalizationConfig(), tiny_setup())
+    silent = tiny_records()[OPTED_OUT]._replace(validation=draw_examples(0), validation_opted_in=torch.ones(0).bool())
+    federation = with_records(tiny_federation(), {OPTED_OUT: silent})  # without validation data it cannot stop at once
     outcome = run_algorithm(algorithm, federation, tmp_path / "store")
     final = private_biases(outcome, "final")
-    assert SILENT in final and not torch.equal(final[SILENT], INITIAL)
-    kept, x = outcome.kept[SILENT], torch.randn(5, 4)
+    assert OPTED_OUT in final and not torch.equal(final[OPTED_OUT], INITIAL)
+    kept, x = outcome.kept[OPTED_OUT], torch.randn(5, 4)
     answer = algorithm.predict(
-        kept, algorithm.init_client(kept, SILENT, 0), PersonalState({BIAS: final[SILENT]}, torch.tensor(1)), x
+        kept, algorithm.init_client(kept, OPTED_OUT, 0), PersonalState({BIAS: final[OPTED_OUT]}, torch.tensor(1)), x
     )
-    expected = tiny_setting().expert({**kept.model, BIAS: final[SILENT]}, x).log_softmax(1)
+    expected = tiny_setup().expert({**kept.model, BIAS: final[OPTED_OUT]}, x).log_softmax(1)
     torch.testing.assert_close(answer, expected)
 
 
 def test_the_server_may_have_an_optimizer(tmp_path):
-    config = PartlyPrivateConfig(server_optimizer={"name": "adam", "learning_rate": 0.05})
-    outcome = run(tmp_path, biased_fedavg(config, tiny_setting()), rounds=2)
+    config = PartialPersonalizationConfig(server_optimizer={"name": "adam", "learning_rate": 0.05})
+    outcome = run(tmp_path, biased_fedavg(config, tiny_setup()), rounds=2)
     assert outcome.server.moments.step == 2 and BIAS not in outcome.server.moments.mean
 
 
 def test_an_expert_without_an_output_bias_is_refused():
     for module, words in ((nn.Linear(4, 3, bias=False), "has no bias"), (nn.Identity(), "no nn.Linear")):
         with pytest.raises(ConfigError, match=words):
-            biased_fedavg(PartlyPrivateConfig(), tiny_setting()._replace(expert=Network(module, "expert")))
+            biased_fedavg(PartialPersonalizationConfig(), tiny_setup()._replace(expert=Network(module, "expert")))

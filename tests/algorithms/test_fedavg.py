@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from builders import run_algorithm, tiny_federation, tiny_setting
+from builders import run_algorithm, tiny_federation, tiny_setup
 from fedmoe import trees
 from fedmoe.aggregation.server_optimizer import ServerOptimizer, init_moments, server_step
-from fedmoe.algorithms.algorithm import Nothing, Setting, uniform_sample
+from fedmoe.algorithms.algorithm import AlgorithmSetup, Nothing, uniform_sample
 from fedmoe.algorithms.fedavg import (
     Broadcast,
     FedAvgConfig,
@@ -24,21 +24,21 @@ from fedmoe.algorithms.fedavg import (
     send_model,
 )
 from fedmoe.clients.federation import examples, side_by_side
+from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.storage.checkpoints import load_newest, save_checkpoint
 from fedmoe.streams import Streams
-from fedmoe.training.plan import TrainingPlan
-from fedmoe.vocabulary import ClientData
+from fedmoe.training.settings import LocalTraining
 
 EXPERT = Network(lambda: mlp((3,), 2, (4,)), "expert")
 GATE = Network(lambda: mlp((3,), 1, (4,)), "gate")
 
 
-def setting(way="looped", **plan):
-    federated = TrainingPlan(**{"epochs": 2, "batch_size": 3, "learning_rate": 0.05, **plan})
-    return Setting(EXPERT, GATE, federated, TrainingPlan(), TrainingPlan(), None, way)
+def setup(backend="sequential", **plan):
+    federated = LocalTraining(**{"epochs": 2, "batch_size": 3, "learning_rate": 0.05, **plan})
+    return AlgorithmSetup(EXPERT, GATE, federated, LocalTraining(), LocalTraining(), None, backend)
 
 
 def rows(size, seed):
@@ -113,12 +113,12 @@ class TestTheServerOptimizer:
         assert after.model["w"] == 3 and after.moments.step == 0
 
     def test_without_one_the_server_keeps_no_moments(self):
-        assert trees.leaves(fedavg(FedAvgConfig(), setting()).init_server(0).moments) == [torch.tensor(0)]
+        assert trees.leaves(fedavg(FedAvgConfig(), setup()).init_server(0).moments) == [torch.tensor(0)]
 
     def test_a_run_carries_its_moments_from_round_to_round(self, tmp_path):
         config = FedAvgConfig(server_optimizer={"name": "adam", "learning_rate": 0.1})
-        outcome = run_algorithm(fedavg(config, tiny_setting()), tiny_federation(), tmp_path / "store", rounds=3)
-        plain = run_algorithm(fedavg(FedAvgConfig(), tiny_setting()), tiny_federation(), tmp_path / "plain", rounds=3)
+        outcome = run_algorithm(fedavg(config, tiny_setup()), tiny_federation(), tmp_path / "store", rounds=3)
+        plain = run_algorithm(fedavg(FedAvgConfig(), tiny_setup()), tiny_federation(), tmp_path / "plain", rounds=3)
         assert outcome.server.moments.step == 3
         assert outcome.manifest["sent_by_clients"] == plain.manifest["sent_by_clients"]  # the server's business alone
 
@@ -156,9 +156,9 @@ class TestTheBestModel:
         assert send_best_model(server(1.0, best=2.0), 0, ()).model["w"] == 1
         assert send_model(server(1.0, best=2.0, best_loss=0.5), 0, ()).model["w"] == 1
 
-    @pytest.mark.parametrize("way", ["looped", "stacked"])
-    def test_a_client_scores_what_it_was_sent_on_its_validation_data(self, way):
-        validation = fedavg(FedAvgConfig(validate_every=7), setting(way)).validation
+    @pytest.mark.parametrize("backend", ["sequential", "batched"])
+    def test_a_client_scores_what_it_was_sent_on_its_validation_data(self, backend):
+        validation = fedavg(FedAvgConfig(validate_every=7), setup(backend)).validation
         data = cohort(3, 3)
         data = ClientData(data.train, side_by_side([rows(4, 5), rows(0, 6)]))
         sent = Broadcast(EXPERT.init(1))
@@ -179,10 +179,10 @@ def run_rounds(algorithm, state, data, clients, rounds):
     return state
 
 
-@pytest.mark.parametrize("way", ["looped", "stacked"])
-def test_one_client_that_always_takes_part_is_plain_training(way):
+@pytest.mark.parametrize("backend", ["sequential", "batched"])
+def test_one_client_that_always_takes_part_is_plain_training(backend):
     """Whole-batch SGD has no memory between rounds: 3 rounds of 4 epochs are 12 steps."""
-    algorithm = fedavg(FedAvgConfig(), setting(way, epochs=4, batch_size=50, optimizer="sgd", learning_rate=0.1))
+    algorithm = fedavg(FedAvgConfig(), setup(backend, epochs=4, batch_size=50, optimizer="sgd", learning_rate=0.1))
     start, data = algorithm.init_server(0), cohort(9)
     module = mlp((3,), 2, (4,))
     module.load_state_dict(start.model)
@@ -196,11 +196,11 @@ def test_one_client_that_always_takes_part_is_plain_training(way):
         torch.testing.assert_close(end.model[name], expected.detach(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["looped", "stacked"])
-def test_one_step_of_each_client_is_one_step_on_all_their_data(way):
+@pytest.mark.parametrize("backend", ["sequential", "batched"])
+def test_one_step_of_each_client_is_one_step_on_all_their_data(backend):
     """The gradient of a mean is the weighted mean of gradients, so n_k are the right weights."""
     plan = {"steps": 1, "batch_size": 50, "optimizer": "sgd", "learning_rate": 0.1}
-    algorithm = fedavg(FedAvgConfig(), setting(way, **plan))
+    algorithm = fedavg(FedAvgConfig(), setup(backend, **plan))
     start = algorithm.init_server(0)
     apart = run_rounds(algorithm, start, cohort(2, 7, 4), [0, 1, 2], 1)
     joined = [
@@ -212,7 +212,7 @@ def test_one_step_of_each_client_is_one_step_on_all_their_data(way):
 
 
 def test_an_update_tells_the_number_of_examples_and_the_training_loss():
-    algorithm = fedavg(FedAvgConfig(), setting(epochs=1, batch_size=50))
+    algorithm = fedavg(FedAvgConfig(), setup(epochs=1, batch_size=50))
     (exchange,) = algorithm.round
     start = algorithm.init_server(0)
     sent = trees.stack([exchange.broadcast(start, client, ()) for client in (0, 1)])
@@ -230,13 +230,13 @@ def test_all_clients_start_from_the_same_weights_and_the_broadcast_is_not_traine
     assert not torch.equal(first.model["1.weight"], other.model["1.weight"])
     assert first.best_loss == torch.inf
     before = trees.tree_map(torch.clone, first.model)
-    run_rounds(fedavg(FedAvgConfig(), setting()), first, cohort(5, 6), [0, 1], 1)
+    run_rounds(fedavg(FedAvgConfig(), setup()), first, cohort(5, 6), [0, 1], 1)
     assert all(torch.equal(before[name], first.model[name]) for name in before)
 
 
 def test_prediction_is_the_softmax_of_the_global_model():
     sent, x = Broadcast(EXPERT.init(3)), torch.randn(5, 3)
-    answer = fedavg(FedAvgConfig(), setting()).predict(sent, Nothing(), None, x)
+    answer = fedavg(FedAvgConfig(), setup()).predict(sent, Nothing(), None, x)
     torch.testing.assert_close(answer.exp(), EXPERT(sent.model, x).softmax(1))
 
 
@@ -272,7 +272,7 @@ def test_the_expert_may_be_any_module_and_scalars_are_weights_too():
         def forward(self, x):
             return self.scale * self.layer(x)
 
-    for way in ("looped", "stacked"):
-        algorithm = fedavg(FedAvgConfig(), setting(way)._replace(expert=Network(Scaled)))
+    for backend in ("sequential", "batched"):
+        algorithm = fedavg(FedAvgConfig(), setup(backend)._replace(expert=Network(Scaled)))
         end = run_rounds(algorithm, algorithm.init_server(0), cohort(5, 6), [0, 1], 1)
         assert end.model["scale"].shape == () and end.model["scale"] != 1

@@ -18,23 +18,23 @@ from builders import (
     run_algorithm,
     run_spied,
     tiny_federation,
-    tiny_setting,
+    tiny_setup,
 )
 from fedmoe import trees, wire
 from fedmoe.aggregation.server_optimizer import ServerOptimizer, server_step
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedavg import ServerState as FedAvgServer
-from fedmoe.algorithms.fedmix import expert_shares, fedmix, init_client, init_server, local_update, send_held
-from fedmoe.algorithms.fedmix_objective import Objective
-from fedmoe.algorithms.fedmix_states import ClientState, FedMixConfig, Update
+from fedmoe.algorithms.fedmix.algorithm import expert_shares, fedmix, init_client, init_server, local_update, send_held
+from fedmoe.algorithms.fedmix.objective import Objective
+from fedmoe.algorithms.fedmix.states import ClientState, FedMixConfig, Update
 from fedmoe.clients.federation import side_by_side
 from fedmoe.clients.private_store import PrivateStore
+from fedmoe.core_types import ClientData
 from fedmoe.encoding import decode_tensors
 from fedmoe.models.expert_mixture import marginal_entropy
 from fedmoe.streams import Streams
 from fedmoe.training.batches import shuffled
 from fedmoe.training.inference import Batch, clients_of
-from fedmoe.vocabulary import ClientData
 
 AVERAGING = ServerOptimizer("sgd")
 
@@ -48,12 +48,12 @@ def all_equal(one, other):
 
 @pytest.mark.parametrize("optimizer", [AVERAGING, ServerOptimizer("adam", 0.05), ServerOptimizer("yogi")])
 def test_one_expert_is_generalised_fedavg(optimizer, tmp_path):
-    setting = tiny_setting("looped")
+    setup = tiny_setup("sequential")
     one = run_algorithm(
-        fedmix(FedMixConfig(num_experts=1, server_optimizer=optimizer), setting), tiny_federation(), tmp_path / "a"
+        fedmix(FedMixConfig(num_experts=1, server_optimizer=optimizer), setup), tiny_federation(), tmp_path / "a"
     ).server
     other = run_algorithm(
-        fedavg(FedAvgConfig(server_optimizer=optimizer), setting), tiny_federation(), tmp_path / "b"
+        fedavg(FedAvgConfig(server_optimizer=optimizer), setup), tiny_federation(), tmp_path / "b"
     ).server
     for name, leaf in other.model.items():
         torch.testing.assert_close(one.experts[name][0], leaf, atol=1e-6, rtol=1e-6)
@@ -62,20 +62,20 @@ def test_one_expert_is_generalised_fedavg(optimizer, tmp_path):
 
 def test_an_expert_for_each_client_with_a_fixed_assignment_is_that_many_separate_models(tmp_path):
     """q(z|s) and the gate name one expert each; then nothing that a client does reaches another's expert."""
-    setting, federation = tiny_setting("looped", clients_per_round=None), tiny_federation()
+    setup, federation = tiny_setup("sequential", clients_per_round=None), tiny_federation()
     config = FedMixConfig(num_experts=4, condition="client", damping=1.0, server_optimizer=AVERAGING)
 
     def one_expert_each(broadcast, client, _seed):
-        blank = init_client(config, setting, broadcast)
+        blank = init_client(config, setup, broadcast)
         mine_K = torch.eye(4)[PARTICIPANTS.index(client) if client in PARTICIPANTS else 0]
         return blank._replace(usage=mine_K, gate={**blank.gate, "bias": 1e4 * mine_K})
 
     together = run_algorithm(
-        fedmix(config, setting)._replace(init_client=one_expert_each), federation, tmp_path / "together", rounds=3
+        fedmix(config, setup)._replace(init_client=one_expert_each), federation, tmp_path / "together", rounds=3
     )
     for k, client in enumerate(PARTICIPANTS):
-        start = trees.pick(init_server(config, setting, 0).experts, k)
-        alone = fedavg(FedAvgConfig(), setting)._replace(
+        start = trees.pick(init_server(config, setup, 0).experts, k)
+        alone = fedavg(FedAvgConfig(), setup)._replace(
             sample=lambda *_, c=client: np.array([c]),
             init_server=lambda _seed, w=start: FedAvgServer(w, w, torch.tensor(torch.inf)),
         )
@@ -85,9 +85,9 @@ def test_an_expert_for_each_client_with_a_fixed_assignment_is_that_many_separate
     assert together.server.usage[list(PARTICIPANTS)].tolist() == torch.eye(4).tolist()
 
 
-def algorithm_1(config, setting, federation, rounds):
+def algorithm_1(config, setup, federation, rounds):
     """The printed listing, one step after the other, with plain autograd and everyone in every round."""
-    server = init_server(config, setting, 0)
+    server = init_server(config, setup, 0)
     gates = {}
     for number in range(1, rounds + 1):
         sent, counts, usages = [], [], []
@@ -97,12 +97,12 @@ def algorithm_1(config, setting, federation, rounds):
             theta = gates.get(client) or {"A": torch.zeros(config.num_experts, 5), "b": torch.zeros(config.num_experts)}
             params = {name: tensor.clone().requires_grad_() for name, tensor in {**start, **theta}.items()}
             (generator,) = Streams(0, "round:train", number, (client,)).generators("batches")
-            stream = shuffled(generator, len(rows.y), setting.federated.batch_size)
-            for _ in range(setting.federated.epochs * -(-len(rows.y) // setting.federated.batch_size)):
+            stream = shuffled(generator, len(rows.y), setup.federated.batch_size)
+            for _ in range(setup.federated.epochs * -(-len(rows.y) // setup.federated.batch_size)):
                 at = next(stream)
-                loss = -printed_objective(setting, params, rows.x[at], rows.y[at], rows.y).mean()
+                loss = -printed_objective(setup, params, rows.x[at], rows.y[at], rows.y).mean()
                 grads = torch.autograd.grad(loss, list(params.values()))
-                rate = setting.federated.learning_rate
+                rate = setup.federated.learning_rate
                 params = {
                     n: (p - rate * g).detach().requires_grad_() for (n, p), g in zip(params.items(), grads, strict=True)
                 }
@@ -114,14 +114,14 @@ def algorithm_1(config, setting, federation, rounds):
     return server, gates
 
 
-def printed_objective(setting, params, x, y, all_y):
+def printed_objective(setup, params, x, y, all_y):
     """E_q(z|y) [log p(y|x, z) p(z|x, s)], with eq. 9 for the gate."""
     q_CK = params["phi"].softmax(-1)
     usage_K = q_CK[all_y].mean(0)
     likelihoods, pooled = [], 0
     for k in range(len(usage_K)):
         expert = {name[2:]: tensor[k] for name, tensor in params.items() if name.startswith("w.")}
-        scores, features = setting.expert.with_features(expert, x)
+        scores, features = setup.expert.with_features(expert, x)
         likelihoods.append(scores.log_softmax(-1)[torch.arange(len(y)), y])
         pooled = pooled + usage_K[k] * features
     log_gate = (pooled @ params["A"].T + params["b"]).log_softmax(-1)
@@ -150,10 +150,10 @@ def printed_server_step(config, server, sent, counts, usage_SK):
 
 def test_without_pruning_it_is_algorithm_1_as_printed(tmp_path):
     config = FedMixConfig(num_experts=3, server_optimizer=ServerOptimizer("adam", 0.05))
-    setting = tiny_setting("stacked", clients_per_round=None)
-    algorithm = fedmix(config, setting)
+    setup = tiny_setup("batched", clients_per_round=None)
+    algorithm = fedmix(config, setup)
     outcome = run_algorithm(algorithm, tiny_federation(), tmp_path / "store", rounds=3, cohort_size=4)
-    expected, gates = algorithm_1(config, setting, tiny_federation(), rounds=3)
+    expected, gates = algorithm_1(config, setup, tiny_federation(), rounds=3)
     for name, leaf in trees.to_named(expected._replace(usage=outcome.server.usage)).items():
         torch.testing.assert_close(trees.to_named(outcome.server)[name], leaf, atol=2e-5, rtol=1e-4, msg=name)
     kept = PrivateStore(tmp_path / "store")
@@ -168,12 +168,12 @@ def test_without_pruning_it_is_algorithm_1_as_printed(tmp_path):
 # The server
 
 
-def updates_of(server, usages, which=None, move=0.1):
-    held = which or {client: torch.arange(usage.numel()) for client, usage in usages.items()}
+def updates_of(server, usages, expert_ids=None, move=0.1):
+    held = expert_ids or {client: torch.arange(usage.numel()) for client, usage in usages.items()}
     return {
         client: Update(
             experts={name: leaf[held[client]] + move for name, leaf in server.experts.items()},
-            which=held[client],
+            expert_ids=held[client],
             posterior=server.posterior,
             gate={},
             usage=usage,
@@ -186,7 +186,7 @@ def updates_of(server, usages, which=None, move=0.1):
 @pytest.mark.parametrize("why", ["nobody used it", "nobody held it"])
 def test_an_expert_that_no_client_used_keeps_its_weights_and_its_moments(why):
     config = FedMixConfig(num_experts=3)
-    algorithm = fedmix(config, tiny_setting())
+    algorithm = fedmix(config, tiny_setup())
     server = algorithm.init_server(0)
     aggregate = algorithm.round[0].aggregate
     server = aggregate(server, updates_of(server, {0: torch.full((3,), 1 / 3)}), {}, {})  # so that moments are not 0
@@ -220,7 +220,7 @@ def test_the_shares_of_clients_in_an_expert_sum_to_one(num_clients, num_experts,
 
 
 def test_a_usage_that_is_no_distribution_is_refused():
-    algorithm = fedmix(FedMixConfig(num_experts=2), tiny_setting())
+    algorithm = fedmix(FedMixConfig(num_experts=2), tiny_setup())
     sent = algorithm.round[0].broadcast(algorithm.init_server(0), 0, [])
     like = algorithm.round[0].update_like(sent)
     fault = algorithm.round[0].fault
@@ -234,8 +234,8 @@ def test_a_usage_that_is_no_distribution_is_refused():
 
 def test_padding_changes_nothing():
     """A client beside a larger one, whose rows are padded to the other's length, sends what it would send alone."""
-    config, setting = FedMixConfig(num_experts=3, prune_threshold=0.5), tiny_setting()
-    server = init_server(config, setting, 0)
+    config, setup = FedMixConfig(num_experts=3, prune_threshold=0.5), tiny_setup()
+    server = init_server(config, setup, 0)
     server = server._replace(posterior=torch.randn(CLASSES, 3, generator=torch.Generator().manual_seed(1)))
     data = tiny_federation().data([PLAIN, SOME_OPTED_OUT], opted_in_only=False)
     alone = tiny_federation().data([PLAIN], opted_in_only=False)
@@ -246,8 +246,8 @@ def test_padding_changes_nothing():
 
     def sent(clients, examples):
         shared = trees.stack([send_held(config, server, client) for client in clients])
-        states = trees.stack([init_client(config, setting, trees.pick(shared, 0)) for _ in clients])
-        return local_update(config, setting, shared, states, examples, Streams(0, "t", 1, tuple(clients)))
+        states = trees.stack([init_client(config, setup, trees.pick(shared, 0)) for _ in clients])
+        return local_update(config, setup, shared, states, examples, Streams(0, "t", 1, tuple(clients)))
 
     (one, (update, *_), report), (two, (padded, *_), other) = (
         sent([PLAIN], alone),
@@ -270,18 +270,18 @@ def strict(num_experts=3):
 
 def test_the_manifest_counts_the_bytes_of_each_expert_that_were_really_encoded(tmp_path):
     for name, config in {"pruned": strict(), "whole": FedMixConfig(num_experts=3)}.items():
-        setting = tiny_setting(clients_per_round=None)
-        outcome, spy = run_spied(fedmix(config, setting), tiny_federation(), tmp_path / name, rounds=4, cohort_size=4)
+        setup = tiny_setup(clients_per_round=None)
+        outcome, spy = run_spied(fedmix(config, setup), tiny_federation(), tmp_path / name, rounds=4, cohort_size=4)
         up, down = dict.fromkeys(range(3), 0), dict.fromkeys(range(3), 0)
         for sent in spy.exchanged:
             for update, _report in sent.messages.values():
                 add_bytes(up, update)
         for header, blobs in map(wire.unpack, spy.received):
-            for which in header["which"] if header["do"] == "exchange" else ():
+            for which in header["broadcast_index"] if header["do"] == "exchange" else ():
                 add_bytes(down, decode_tensors(blobs[which]))
         assert up == bytes_in_manifest(outcome.manifest["sent_by_clients"]["train"])
         assert down == bytes_in_manifest(outcome.manifest["received_by_clients"]["train"])
-        whole = 4 * len(PARTICIPANTS) * setting.expert.num_weights * 4
+        whole = 4 * len(PARTICIPANTS) * setup.expert.num_weights * 4
         if name == "whole":
             assert up == down == dict.fromkeys(range(3), whole)
         else:
@@ -289,7 +289,7 @@ def test_the_manifest_counts_the_bytes_of_each_expert_that_were_really_encoded(t
 
 
 def add_bytes(into, named):
-    for place, k in enumerate(named["which"].tolist()):
+    for place, k in enumerate(named["expert_ids"].tolist()):
         into[k] += sum(leaf[place].nbytes for name, leaf in named.items() if name.startswith("experts/"))
 
 
@@ -298,40 +298,40 @@ def bytes_in_manifest(rows):
 
 
 def test_clients_that_hold_different_experts_train_in_one_cohort(tmp_path):
-    algorithm = fedmix(strict(), tiny_setting(clients_per_round=None))
+    algorithm = fedmix(strict(), tiny_setup(clients_per_round=None))
     _, spy = run_spied(algorithm, tiny_federation(), tmp_path / "store", rounds=4, cohort_size=4)
     held = []
     for header, blobs in map(wire.unpack, spy.received):
         if header["do"] == "exchange":
-            held.append({tuple(decode_tensors(blobs[which])["which"].tolist()) for which in header["which"]})
+            held.append({tuple(decode_tensors(blobs[i])["expert_ids"].tolist()) for i in header["broadcast_index"]})
     assert any(len(sets) > 1 for sets in held)
     assert all(len({len(one) for one in sets}) == 1 for sets in held)
 
 
 def test_the_server_sends_what_the_last_report_says_and_sends_it_again_when_usage_returns():
     config = FedMixConfig(num_experts=4, prune_threshold=0.8)  # floor 0.2; the server's, 0.18
-    server = init_server(config, tiny_setting(), 0)
-    assert send_held(config, server, 0).which.tolist() == [0, 1, 2, 3]
+    server = init_server(config, tiny_setup(), 0)
+    assert send_held(config, server, 0).expert_ids.tolist() == [0, 1, 2, 3]
     usage = server.usage.clone()
     usage[0] = torch.tensor([0.5, 0.19, 0.17, 0.14])
     pruned = send_held(config, server._replace(usage=usage), 0)
-    assert pruned.which.tolist() == [0, 1]
+    assert pruned.expert_ids.tolist() == [0, 1]
     assert all(torch.equal(leaf, server.experts[name][:2]) for name, leaf in pruned.experts.items())
     usage[0] = torch.tensor([0.4, 0.1, 0.3, 0.2])
-    assert send_held(config, server._replace(usage=usage), 0).which.tolist() == [0, 2, 3]
-    newcomer = len(usage) + 3
-    assert send_held(config, server._replace(usage=usage), newcomer).which.tolist() == [0, 1, 2, 3]
+    assert send_held(config, server._replace(usage=usage), 0).expert_ids.tolist() == [0, 2, 3]
+    new_client = len(usage) + 3
+    assert send_held(config, server._replace(usage=usage), new_client).expert_ids.tolist() == [0, 1, 2, 3]
 
 
 def test_a_client_keeps_back_what_it_pruned_and_reports_its_usage_as_it_is():
-    config, setting = FedMixConfig(num_experts=3, prune_threshold=0.6), tiny_setting()  # floor 0.2
+    config, setup = FedMixConfig(num_experts=3, prune_threshold=0.6), tiny_setup()  # floor 0.2
     posterior = torch.tensor([[0.5, 0.4, 0.1]] * CLASSES).log()
-    server = init_server(config, setting, 0)._replace(posterior=posterior)
+    server = init_server(config, setup, 0)._replace(posterior=posterior)
     shared = trees.stack([send_held(config, server, PLAIN)])
-    state = trees.stack([init_client(config, setting, send_held(config, server, PLAIN))])
+    state = trees.stack([init_client(config, setup, send_held(config, server, PLAIN))])
     data = tiny_federation().data([PLAIN], opted_in_only=True)
-    _, (update,), _ = local_update(config, setting, shared, state, data, Streams(0, "t", 1, (PLAIN,)))
-    assert update.which.tolist() == [0, 1]
+    _, (update,), _ = local_update(config, setup, shared, state, data, Streams(0, "t", 1, (PLAIN,)))
+    assert update.expert_ids.tolist() == [0, 1]
     torch.testing.assert_close(update.usage, torch.tensor([0.5, 0.4, 0.1]))
     assert all(len(leaf) == 2 for leaf in update.experts.values())
     assert not all_equal(trees.pick(update.experts, 1), trees.pick(server.experts, 1))
@@ -339,20 +339,20 @@ def test_a_client_keeps_back_what_it_pruned_and_reports_its_usage_as_it_is():
 
 def test_the_loss_of_a_client_that_pruned_is_that_of_algorithm_2():
     """Of experts 0, 2 and 3 that it holds it uses 0 and 2: the experts' term takes q', the gate's term all of q."""
-    config, setting = FedMixConfig(num_experts=4, prune_threshold=0.8), tiny_setting()
+    config, setup = FedMixConfig(num_experts=4, prune_threshold=0.8), tiny_setup()
     rng = torch.Generator().manual_seed(3)
     phi, x = torch.randn(CLASSES, 4, generator=rng), torch.randn(6, FEATURES, generator=rng)
     y, shares = torch.tensor([0, 1, 2, 2, 1, 0]), torch.tensor([0.5, 0.3, 0.2])
     gate = {"weight": torch.randn(4, 5, generator=rng), "bias": torch.randn(4, generator=rng)}
-    experts = [setting.expert.init(k) for k in (0, 2, 3)]
+    experts = [setup.expert.init(k) for k in (0, 2, 3)]
     parts = {"experts": trees.stack(experts), "posterior": phi, "gate": gate}
-    frozen = {"shares": shares, "which": torch.tensor([0, 2, 3]), "in_use": torch.tensor([True, True, False])}
-    losses_B = Objective(config, setting.expert)({"mixture": parts}, frozen, Batch(x, y, {}))
+    frozen = {"shares": shares, "expert_ids": torch.tensor([0, 2, 3]), "in_use": torch.tensor([True, True, False])}
+    losses_B = Objective(config, setup.expert)({"mixture": parts}, frozen, Batch(x, y, {}))
 
     q_CK = phi.softmax(-1)
     kept_CK = q_CK * torch.tensor([1.0, 0, 1, 0])
     kept_CK, usage_K = kept_CK / kept_CK.sum(1, keepdim=True), shares @ q_CK * torch.tensor([1.0, 0, 1, 0])
-    (scores_0, h_0), (scores_2, h_2) = (setting.expert.with_features(expert, x) for expert in experts[:2])
+    (scores_0, h_0), (scores_2, h_2) = (setup.expert.with_features(expert, x) for expert in experts[:2])
     pooled = (usage_K[0] * h_0 + usage_K[2] * h_2) / usage_K.sum()
     log_gate = (pooled @ gate["weight"].T + gate["bias"]).log_softmax(-1)
     rows = torch.arange(6)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedmoe import trees
-from fedmoe.algorithms.fedmix_objective import Objective, own_usage
-from fedmoe.algorithms.fedmix_states import FedMixConfig
+from fedmoe.algorithms.fedmix.objective import Objective, own_usage
+from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.errors import DataError
 from fedmoe.models.images import LeNet, mlp
@@ -17,7 +17,7 @@ from fedmoe.training.optimizers import Adam, Sgd
 SHAPE, CLASSES, ANGLES = (2, 16, 16), 3, 5
 COUNTS = (7, 1, 0, 12)
 NUM_EXPERTS = 5
-WHICH_SH = torch.tensor([[0, 1, 2, 4], [1, 2, 3, 4], [0, 1, 2, 3], [0, 2, 3, 4]])
+EXPERT_IDS_SH = torch.tensor([[0, 1, 2, 4], [1, 2, 3, 4], [0, 1, 2, 3], [0, 2, 3, 4]])
 ALL_IN_USE = torch.ones(4, 4, dtype=torch.bool)
 SOME_IN_USE = torch.tensor([[1, 1, 0, 1], [0, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 1]], dtype=torch.bool)
 MODELS = {
@@ -36,20 +36,22 @@ def rows(count, seed):
     return examples(drawn(count, *SHAPE, seed=seed), y)._replace(extra={"angle": angle})
 
 
-def make_network(model, way):
+def make_network(model, backend):
     network = Network(MODELS[model], input_shape=SHAPE)
-    if way == "native":
+    if backend == "native":
         network.go_native()
     return network
 
 
-def train(way, *, model="lenet", condition="label", in_use=ALL_IN_USE, optimizer=None, clients=range(4), angles=None):
-    network, clients = make_network(model, way), list(clients)
+def train(
+    backend, *, model="lenet", condition="label", in_use=ALL_IN_USE, optimizer=None, clients=range(4), angles=None
+):
+    network, clients = make_network(model, backend), list(clients)
     data = side_by_side([rows(COUNTS[s], s) for s in clients])
     values = ANGLES if condition == "angle" else CLASSES
     if angles is not None:
         data = data._replace(extra={"angle": torch.full_like(data.y, angles)})
-    experts = [trees.stack([network.init(s, h) for h in range(WHICH_SH.shape[1])]) for s in clients]
+    experts = [trees.stack([network.init(s, h) for h in range(EXPERT_IDS_SH.shape[1])]) for s in clients]
     gate = {
         "weight": drawn(4, NUM_EXPERTS, network.num_features, seed=1)[clients],
         "bias": torch.zeros(len(clients), 5),
@@ -63,19 +65,19 @@ def train(way, *, model="lenet", condition="label", in_use=ALL_IN_USE, optimizer
         del parts["posterior"]
     frozen = {
         "posterior": torch.zeros(len(clients), 0, NUM_EXPERTS),
-        "which": WHICH_SH[clients],
+        "expert_ids": EXPERT_IDS_SH[clients],
         "in_use": in_use[clients],
         "shares": drawn(4, values, seed=3).softmax(-1)[clients],
     }
     config = FedMixConfig(num_experts=NUM_EXPERTS, condition=condition)
     losses = Objective(config, network)
-    if way == "native":
-        assert losses.natively(parts, data, frozen) is not None  # else nothing is compared
+    if backend == "native":
+        assert losses.kernel_spec(parts, data, frozen) is not None  # else nothing is compared
     groups = {"mixture": Group(parts, losses, data, optimizer or Sgd(0.2))}
     if condition == "client":
         usage_SK = drawn(4, NUM_EXPERTS, seed=4).softmax(-1)[clients]
         groups["usage"] = own_usage(config, network, usage_SK, data)
-    return fit(groups, Schedule(5, epochs=3), Streams(0, "test", 1, tuple(clients)), way, frozen=frozen)
+    return fit(groups, Schedule(5, epochs=3), Streams(0, "test", 1, tuple(clients)), backend, frozen=frozen)
 
 
 def assert_same(one, other):
@@ -88,16 +90,16 @@ def assert_same(one, other):
 def test_native_training_equals_the_loop(model, condition, in_use):
     """Clients of other sizes, without examples, and with other experts."""
     settings = {"model": model, "condition": condition, "in_use": in_use}
-    native, looped = train("native", **settings), train("looped", **settings)
+    native, looped = train("native", **settings), train("sequential", **settings)
     assert_same(native, looped)
-    start = train("looped", **settings, optimizer=Sgd(0.0))
+    start = train("sequential", **settings, optimizer=Sgd(0.0))
     for part, leaf in trees.to_named(native.params["mixture"]).items():
         assert not torch.equal(leaf, trees.to_named(start.params["mixture"])[part]), f"{part} was not trained"
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_clients_own_q_moves_to_its_closed_form_as_in_the_loop(model):
-    native, looped = (train(way, model=model, condition="client") for way in ("native", "looped"))
+    native, looped = (train(backend, model=model, condition="client") for backend in ("native", "sequential"))
     assert_same(native, looped)
     usage_SK = native.params["usage"]["share"]
     torch.testing.assert_close(usage_SK.sum(1), torch.ones(4))
@@ -107,7 +109,7 @@ def test_a_clients_own_q_moves_to_its_closed_form_as_in_the_loop(model):
 @pytest.mark.parametrize("optimizer", [Sgd(0.1, momentum=0.9), Adam(1e-3)], ids=["momentum", "adam"])
 def test_other_optimizers(optimizer):
     settings = {"optimizer": optimizer, "in_use": SOME_IN_USE}
-    assert_same(train("native", **settings), train("looped", **settings))
+    assert_same(train("native", **settings), train("sequential", **settings))
 
 
 def test_a_pruned_expert_keeps_every_bit():
@@ -138,11 +140,11 @@ def test_a_value_that_q_does_not_know_is_refused_before_the_kernels_read_it():
 )
 def test_what_the_kernels_do_not_know_is_left_to_pytorch(settings):
     parts = {"experts": {}, "posterior": torch.zeros(1, CLASSES, NUM_EXPERTS), "gate": {}}
-    frozen = {"which": WHICH_SH[:1], "in_use": SOME_IN_USE[:1], "shares": torch.zeros(1, CLASSES)}
+    frozen = {"expert_ids": EXPERT_IDS_SH[:1], "in_use": SOME_IN_USE[:1], "shares": torch.zeros(1, CLASSES)}
 
-    def natively(**options):
+    def kernel_spec(**options):
         config = FedMixConfig(num_experts=NUM_EXPERTS, **options)
-        return Objective(config, make_network("mlp", "native")).natively(parts, rows(3, 0), frozen)
+        return Objective(config, make_network("mlp", "native")).kernel_spec(parts, rows(3, 0), frozen)
 
-    assert natively(prune_threshold=0.5) is not None
-    assert natively(**settings) is None
+    assert kernel_spec(prune_threshold=0.5) is not None
+    assert kernel_spec(**settings) is None

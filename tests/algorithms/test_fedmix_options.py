@@ -10,9 +10,9 @@ from builders import (
     CLASSES,
     EMPTY,
     FEATURES,
+    OPTED_OUT,
     PARTICIPANTS,
     PLAIN,
-    SILENT,
     UNSEEN,
     make_expert,
     make_gate,
@@ -22,19 +22,20 @@ from builders import (
     tiny_federation,
     tiny_plan,
     tiny_records,
-    tiny_setting,
+    tiny_setup,
     with_records,
 )
 from fedmoe import trees
 from fedmoe.aggregation.server_optimizer import ServerOptimizer
-from fedmoe.algorithms.fedmix import fedmix, init_client, init_server, local_update, send_held
-from fedmoe.algorithms.fedmix_objective import train_parts
-from fedmoe.algorithms.fedmix_personal import personalize, predict
-from fedmoe.algorithms.fedmix_release import log_average_gate, log_client_shares, log_gate_of
-from fedmoe.algorithms.fedmix_states import ClientState, FedMixConfig, PersonalState
+from fedmoe.algorithms.fedmix.algorithm import fedmix, init_client, init_server, local_update, send_held
+from fedmoe.algorithms.fedmix.objective import train_parts
+from fedmoe.algorithms.fedmix.personal import personalize, predict
+from fedmoe.algorithms.fedmix.release import log_average_gate, log_client_shares, log_gate_of
+from fedmoe.algorithms.fedmix.states import ClientState, FedMixConfig, PersonalState
 from fedmoe.clients.federation import examples
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import parse_config
+from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.models.images import mlp
@@ -42,8 +43,7 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams, torch_stream
 from fedmoe.training.batches import shuffled
 from fedmoe.training.inference import clients_of
-from fedmoe.training.plan import TrainingPlan
-from fedmoe.vocabulary import ClientData
+from fedmoe.training.settings import LocalTraining
 
 ADAM = ServerOptimizer("adam", 0.05)
 
@@ -55,21 +55,21 @@ def loaded(path, kind, state_type, client):
     return state
 
 
-def on_plain(config, setting, **changes):
+def on_plain(config, setup, **changes):
     """What the plain client does in one round: its state before, then what `local_update` returns, for one client."""
-    server = init_server(config, setting, 0)._replace(**changes)
+    server = init_server(config, setup, 0)._replace(**changes)
     sent = send_held(config, server, PLAIN)
-    before = init_client(config, setting, sent)
+    before = init_client(config, setup, sent)
     data = tiny_federation().data([PLAIN], opted_in_only=True)
     rng = Streams(0, "t", 1, (PLAIN,))
-    state_S, (update,), _ = local_update(config, setting, trees.stack([sent]), trees.stack([before]), data, rng)
+    state_S, (update,), _ = local_update(config, setup, trees.stack([sent]), trees.stack([before]), data, rng)
     return sent, trees.pick(state_S, 0), update
 
 
 # Parts of a client's own
 
 
-@pytest.mark.parametrize("way", ["stacked", "looped"])
+@pytest.mark.parametrize("backend", ["batched", "sequential"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -83,8 +83,8 @@ def on_plain(config, setting, **changes):
     ],
     ids=str,
 )
-def test_every_option_trains_answers_and_is_the_same_in_any_order(options, way, tmp_path):
-    algorithm = fedmix(FedMixConfig(num_experts=3, server_optimizer=ADAM, **options), tiny_setting(way))
+def test_every_option_trains_answers_and_is_the_same_in_any_order(options, backend, tmp_path):
+    algorithm = fedmix(FedMixConfig(num_experts=3, server_optimizer=ADAM, **options), tiny_setup(backend))
     can_release = algorithm.release is not None
     outcome = run_algorithm(algorithm, tiny_federation(), tmp_path / "a", rounds=3, release=can_release)
     again = run_algorithm(
@@ -96,19 +96,19 @@ def test_every_option_trains_answers_and_is_the_same_in_any_order(options, way, 
 
 
 def test_a_personal_bias_is_private_and_moves_every_expert_alike():
-    config, setting = FedMixConfig(num_experts=2, personal_bias=True), tiny_setting()
-    sent, state, update = on_plain(config, setting)
+    config, setup = FedMixConfig(num_experts=2, personal_bias=True), tiny_setup()
+    sent, state, update = on_plain(config, setup)
     assert state.output_bias.shape == (CLASSES,) and state.output_bias.any()
     assert not {"output_bias", "gate"} & {name.split("/")[0] for name in trees.to_named(update)}
     x = torch.randn(5, FEATURES, generator=torch_stream("x"))
     sure = state._replace(output_bias=torch.tensor([0.0, 0.0, 1e4]))
-    assert predict(config, setting, sent, sure, None, x).argmax(1).tolist() == [2] * 5
+    assert predict(config, setup, sent, sure, None, x).argmax(1).tolist() == [2] * 5
 
 
 def test_shared_gates_are_sent_and_averaged_and_no_private_gate_is_left(tmp_path):
     config = FedMixConfig(num_experts=2, share_gates=True, server_optimizer=ServerOptimizer("sgd"))
-    setting = tiny_setting(clients_per_round=None)
-    outcome, spy = run_spied(fedmix(config, setting), tiny_federation(), tmp_path / "store", rounds=1)
+    setup = tiny_setup(clients_per_round=None)
+    outcome, spy = run_spied(fedmix(config, setup), tiny_federation(), tmp_path / "store", rounds=1)
     sent = {c: update for one in spy.exchanged for c, (update, _) in one.messages.items()}
     counts = {client: update["num_examples"] for client, update in sent.items()}
     for name in ("weight", "bias"):
@@ -119,24 +119,24 @@ def test_shared_gates_are_sent_and_averaged_and_no_private_gate_is_left(tmp_path
 
 
 def test_with_shared_gates_there_is_nothing_to_release():
-    assert fedmix(FedMixConfig(share_gates=True), tiny_setting()).release is None
+    assert fedmix(FedMixConfig(share_gates=True), tiny_setup()).release is None
 
 
 def test_fine_tuning_is_local_training_of_all_parts_before_evaluation(tmp_path):
     plain, tuned = (FedMixConfig(num_experts=2, server_optimizer=ADAM, fine_tune_epochs=e) for e in (0, 2))
-    setting = tiny_setting()
+    setup = tiny_setup()
     for name, config in (("plain", plain), ("tuned", tuned)):
-        run_algorithm(fedmix(config, setting), tiny_federation(), tmp_path / name, rounds=4)
+        run_algorithm(fedmix(config, setup), tiny_federation(), tmp_path / name, rounds=4)
     before, after = (loaded(tmp_path / name, "final", PersonalState, PLAIN) for name in ("plain", "tuned"))
-    assert before.experts == {} and after.experts.keys() == init_server(plain, setting, 0).experts.keys()
+    assert before.experts == {} and after.experts.keys() == init_server(plain, setup, 0).experts.keys()
     assert not torch.equal(before.gate["weight"], after.gate["weight"])
     one, other = (loaded(tmp_path / name, "client", ClientState, PLAIN) for name in ("plain", "tuned"))
     assert torch.equal(one.gate["weight"], other.gate["weight"])  # rounds do not know of it
     assert torch.equal(before.gate["weight"], one.gate["weight"])  # a client that trained keeps its gate
 
 
-@pytest.mark.parametrize("way", ["stacked", "looped"])
-def test_training_images_are_augmented_in_the_rounds_and_for_the_gate(way):
+@pytest.mark.parametrize("backend", ["batched", "sequential"])
+def test_training_images_are_augmented_in_the_rounds_and_for_the_gate(backend):
     config = FedMixConfig(num_experts=2, condition="client")
     network = Network(lambda: mlp((1, 6, 6), CLASSES, (5,)), "expert")
     images = examples(torch.randn(8, 1, 6, 6, generator=torch_stream("images")), torch.arange(8) % CLASSES)
@@ -145,11 +145,11 @@ def test_training_images_are_augmented_in_the_rounds_and_for_the_gate(way):
     results = []
     for augment in (None, "crop_flip"):
         plan = replace(tiny_plan(), augment=augment)
-        setting = tiny_setting(way)._replace(expert=network, federated=plan, personal=plan)
-        sent = send_held(config, init_server(config, setting, 0), 0)
-        stacked = [trees.stack([tree]) for tree in (sent, init_client(config, setting, sent))]
-        _, (update,), _ = local_update(config, setting, *stacked, data, rng)
-        personal = personalize(config, setting, *stacked, data, rng)
+        setup = tiny_setup(backend)._replace(expert=network, federated=plan, personal=plan)
+        sent = send_held(config, init_server(config, setup, 0), 0)
+        stacked = [trees.stack([tree]) for tree in (sent, init_client(config, setup, sent))]
+        _, (update,), _ = local_update(config, setup, *stacked, data, rng)
+        personal = personalize(config, setup, *stacked, data, rng)
         results.append((update.experts["1.weight"], update.usage, personal.gate["weight"], personal.usage))
     assert not any(torch.equal(plain, augmented) for plain, augmented in zip(*results, strict=True))
 
@@ -171,7 +171,7 @@ def with_side_information(values):
 
 def test_q_may_be_conditioned_on_side_information_instead_of_the_label(tmp_path):
     """With the label itself as side information nothing changes; with another one, something does."""
-    setting = tiny_setting(clients_per_round=None)._replace(side_values={"angle": CLASSES})
+    setup = tiny_setup(clients_per_round=None)._replace(side_values={"angle": CLASSES})
     runs = {
         "label": ("label", tiny_federation()),
         "same": ("angle", with_side_information(lambda rows: {"angle": rows.y})),
@@ -179,7 +179,7 @@ def test_q_may_be_conditioned_on_side_information_instead_of_the_label(tmp_path)
     }
     posterior = {
         name: run_algorithm(
-            fedmix(FedMixConfig(num_experts=2, condition=condition, server_optimizer=ServerOptimizer("sgd")), setting),
+            fedmix(FedMixConfig(num_experts=2, condition=condition, server_optimizer=ServerOptimizer("sgd")), setup),
             federation, tmp_path / name,
         ).server.posterior
         for name, (condition, federation) in runs.items()
@@ -189,34 +189,34 @@ def test_q_may_be_conditioned_on_side_information_instead_of_the_label(tmp_path)
     assert posterior["other"][2].abs().sum() < 1e-2 < posterior["other"][:2].abs().sum()  # nobody has the third value
 
 
-@pytest.mark.parametrize("way", ["stacked", "looped"])
-def test_a_clients_own_q_is_the_closed_form_with_damping(way):
+@pytest.mark.parametrize("backend", ["batched", "sequential"])
+def test_a_clients_own_q_is_the_closed_form_with_damping(backend):
     """Eq. 13 minibatch by minibatch, at the point where all parts take their step."""
     config = FedMixConfig(num_experts=3, condition="client", damping=0.75)
-    setting = tiny_setting(way)._replace(federated=replace(tiny_plan(), epochs=1))
-    sent, state, update = on_plain(config, setting)
+    setup = tiny_setup(backend)._replace(federated=replace(tiny_plan(), epochs=1))
+    sent, state, update = on_plain(config, setup)
     (rows,) = clients_of(tiny_federation().data([PLAIN], opted_in_only=True).train)
     (generator,) = Streams(0, "t", 1, (PLAIN,)).generators("batches")
     at = next(shuffled(generator, len(rows.y), 4))
-    scores, _ = equations.expert_answers(setting.expert, sent.experts, rows.x[at])
+    scores, _ = equations.expert_answers(setup.expert, sent.experts, rows.x[at])
     likelihood_KB = scores.log_softmax(-1)[:, torch.arange(4), rows.y[at]]
     target = likelihood_KB.mean(1).softmax(0)  # the gate is still even
     first = 0.75 / 3 + 0.25 * target
-    torch.testing.assert_close(own_q_after_one_step(config, setting, sent), first)
+    torch.testing.assert_close(own_q_after_one_step(config, setup, sent), first)
     assert not torch.allclose(state.usage, first)  # the second minibatch moved it on
     torch.testing.assert_close(update.usage, state.usage)
     assert float(state.usage.sum()) == pytest.approx(1, abs=1e-5)
     assert update.posterior.shape == (0, 3)
 
 
-def own_q_after_one_step(config, setting, sent):
-    plan = TrainingPlan(batch_size=4, learning_rate=0.2, optimizer="sgd", steps=1)
+def own_q_after_one_step(config, setup, sent):
+    plan = LocalTraining(batch_size=4, learning_rate=0.2, optimizer="sgd", steps=1)
     data = tiny_federation().data([PLAIN], opted_in_only=True)
-    blank = init_client(config, setting, sent)
+    blank = init_client(config, setup, sent)
     parts = {"experts": sent.experts, "gate": blank.gate}
-    frozen = {"which": sent.which, "in_use": torch.ones(3, dtype=torch.bool)}
+    frozen = {"expert_ids": sent.expert_ids, "in_use": torch.ones(3, dtype=torch.bool)}
     stacked = [trees.stack([part]) for part in (parts, frozen, blank.usage)]
-    fitted = train_parts(config, setting, *stacked, data, plan, Streams(0, "t", 1, (PLAIN,)))
+    fitted = train_parts(config, setup, *stacked, data, plan, Streams(0, "t", 1, (PLAIN,)))
     return fitted.params["usage"]["share"][0]
 
 
@@ -236,8 +236,8 @@ def test_clients_with_permuted_labels_find_their_own_expert(tmp_path):
 
     federation = replace(tiny_federation(), load=held)
     config = FedMixConfig(num_experts=2, condition="client", server_optimizer=ServerOptimizer("adam", 0.05))
-    setting = tiny_setting(clients_per_round=None)._replace(federated=replace(tiny_plan(3), batch_size=10))
-    usage = run_algorithm(fedmix(config, setting), federation, tmp_path / "store", rounds=15).server.usage
+    setup = tiny_setup(clients_per_round=None)._replace(federated=replace(tiny_plan(3), batch_size=10))
+    usage = run_algorithm(fedmix(config, setup), federation, tmp_path / "store", rounds=15).server.usage
     groups = usage[list(PARTICIPANTS)].argmax(1)
     odd = torch.tensor([client % 2 for client in PARTICIPANTS])
     assert (groups == odd).all() or (groups == 1 - odd).all()
@@ -248,18 +248,18 @@ def test_clients_with_permuted_labels_find_their_own_expert(tmp_path):
 
 
 def test_a_new_client_with_labels_fits_its_gate_and_nothing_else():
-    config, setting = FedMixConfig(num_experts=2), tiny_setting()._replace(personal=TrainingPlan(200, 8, 0.1))
+    config, setup = FedMixConfig(num_experts=2), tiny_setup()._replace(personal=LocalTraining(200, 8, 0.1))
     posterior = torch.tensor([[9.0, -9], [-9, 9], [-9, 9]])  # expert 0 for class 0, expert 1 for the others
-    server = init_server(config, setting, 0)._replace(posterior=posterior)
+    server = init_server(config, setup, 0)._replace(posterior=posterior)
     sent = send_held(config, server, UNSEEN)
     data = tiny_federation().data([PLAIN], opted_in_only=False)
-    state = init_client(config, setting, sent)
+    state = init_client(config, setup, sent)
     rng = Streams(0, "personalize", 0, (UNSEEN,))
-    personal = trees.pick(personalize(config, setting, *(trees.stack([t]) for t in (sent, state)), data, rng), 0)
+    personal = trees.pick(personalize(config, setup, *(trees.stack([t]) for t in (sent, state)), data, rng), 0)
     assert personal.experts == {}
     (rows,) = clients_of(data.train)
     torch.testing.assert_close(personal.usage, posterior.softmax(-1)[rows.y].mean(0))
-    _, features_HBF = equations.expert_answers(setting.expert, sent.experts, rows.x)
+    _, features_HBF = equations.expert_answers(setup.expert, sent.experts, rows.x)
     pooled = torch.einsum("h,hbf->bf", personal.usage, features_HBF)
     chosen = equations.log_gate(personal.gate, pooled).argmax(1)
     assert (chosen == (rows.y > 0)).float().mean() > 0.8
@@ -267,22 +267,22 @@ def test_a_new_client_with_labels_fits_its_gate_and_nothing_else():
 
 def gates_given(path, release, **options):
     config = FedMixConfig(num_experts=2, server_optimizer=ADAM, **options)
-    setting = tiny_setting(clients_per_round=None)
-    records = {EMPTY: tiny_records()[EMPTY], SILENT: tiny_records()[SILENT]}
+    setup = tiny_setup(clients_per_round=None)
+    records = {EMPTY: tiny_records()[EMPTY], OPTED_OUT: tiny_records()[OPTED_OUT]}
     federation = with_records(tiny_federation(), records)
-    return config, setting, run_algorithm(fedmix(config, setting), federation, path, rounds=3, release=release)
+    return config, setup, run_algorithm(fedmix(config, setup), federation, path, rounds=3, release=release)
 
 
 @pytest.mark.parametrize("personal_bias", [False, True])
 def test_without_labels_the_answer_is_the_average_of_the_gates_given_away(personal_bias, tmp_path):
     """Each gate with its own q(z|s); their answers are averaged, not their weights (Section 2.1)."""
-    config, setting, outcome = gates_given(tmp_path / "store", release=True, personal_bias=personal_bias)
+    config, setup, outcome = gates_given(tmp_path / "store", release=True, personal_bias=personal_bias)
     x = torch.randn(7, FEATURES, generator=torch_stream("x"))
     kept = outcome.kept[UNSEEN]
     states = {c: loaded(tmp_path / "store", "client", ClientState, c) for c in PARTICIPANTS}
     counts = {c: len(clients_of(tiny_federation().data([c], opted_in_only=True).train)[0].y) for c in PARTICIPANTS}
     total = sum(counts.values())
-    scores, features = equations.expert_answers(setting.expert, kept.experts, x)
+    scores, features = equations.expert_answers(setup.expert, kept.experts, x)
     gate_BK, bias = 0, 0
     for client, state in states.items():
         usage_K = state.shares @ kept.posterior.softmax(-1)
@@ -290,10 +290,10 @@ def test_without_labels_the_answer_is_the_average_of_the_gates_given_away(person
         gate_BK = gate_BK + counts[client] / total * (h @ state.gate["weight"].T + state.gate["bias"]).softmax(-1)
         bias = bias + counts[client] / total * state.output_bias if personal_bias else 0
     expected = torch.einsum("bk,kbc->bc", gate_BK, (scores + bias).softmax(-1))
-    blank = init_client(config, setting, kept)
-    torch.testing.assert_close(predict(config, setting, kept, blank, None, x).exp(), expected)
+    blank = init_client(config, setup, kept)
+    torch.testing.assert_close(predict(config, setup, kept, blank, None, x).exp(), expected)
     personal = loaded(tmp_path / "store", "final", PersonalState, EMPTY)
-    torch.testing.assert_close(predict(config, setting, outcome.kept[EMPTY], blank, personal, x).exp(), expected)
+    torch.testing.assert_close(predict(config, setup, outcome.kept[EMPTY], blank, personal, x).exp(), expected)
 
 
 def test_gates_leave_their_clients_only_by_the_release_and_go_to_those_without_one(tmp_path):
@@ -308,8 +308,8 @@ def test_gates_leave_their_clients_only_by_the_release_and_go_to_those_without_o
 
 
 def test_a_gate_that_was_never_trained_has_no_say(tmp_path):
-    config, setting = FedMixConfig(num_experts=2), tiny_setting(clients_per_round=1)
-    outcome = run_algorithm(fedmix(config, setting), tiny_federation(), tmp_path / "a", rounds=1, release=True)
+    config, setup = FedMixConfig(num_experts=2), tiny_setup(clients_per_round=1)
+    outcome = run_algorithm(fedmix(config, setup), tiny_federation(), tmp_path / "a", rounds=1, release=True)
     (client,) = outcome.records[0].clients
     asked = outcome.manifest["sent_by_clients"]["give gates"]["gate/weight"]["times"]
     assert asked == len(PARTICIPANTS) and len(outcome.kept[UNSEEN].released["usage"]) == 1
@@ -318,12 +318,12 @@ def test_a_gate_that_was_never_trained_has_no_say(tmp_path):
 
 
 def test_without_gates_all_experts_count_alike(tmp_path):
-    config, setting, outcome = gates_given(tmp_path / "store", release=False)
+    config, setup, outcome = gates_given(tmp_path / "store", release=False)
     x = torch.randn(7, FEATURES, generator=torch_stream("x"))
     kept = outcome.kept[UNSEEN]
-    scores, _ = equations.expert_answers(setting.expert, kept.experts, x)
-    blank = init_client(config, setting, kept)
-    torch.testing.assert_close(predict(config, setting, kept, blank, None, x).exp(), scores.softmax(-1).mean(0))
+    scores, _ = equations.expert_answers(setup.expert, kept.experts, x)
+    blank = init_client(config, setup, kept)
+    torch.testing.assert_close(predict(config, setup, kept, blank, None, x).exp(), scores.softmax(-1).mean(0))
 
 
 def test_with_densities_a_newcomer_is_answered_by_the_gate_of_the_client_that_it_looks_like(tmp_path):
@@ -336,9 +336,9 @@ def test_with_densities_a_newcomer_is_answered_by_the_gate_of_the_client_that_it
         return plain._replace(train=rows[0], validation=rows[1], train_opted_in=every, validation_opted_in=every)
 
     labels, every = torch.arange(40) % CLASSES, torch.ones(40, dtype=torch.bool)
-    config = FedMixConfig(num_experts=2, server_optimizer=ADAM, newcomers="density")
-    setting = tiny_setting(clients_per_round=None)._replace(release=True, input_shape=(FEATURES,))
-    algorithm = fedmix(config, setting)
+    config = FedMixConfig(num_experts=2, server_optimizer=ADAM, new_clients="density")
+    setup = tiny_setup(clients_per_round=None)._replace(release=True, input_shape=(FEATURES,))
+    algorithm = fedmix(config, setup)
     outcome = run_algorithm(
         algorithm,
         with_records(tiny_federation(), {c: apart(c) for c in PARTICIPANTS}),
@@ -348,12 +348,12 @@ def test_with_densities_a_newcomer_is_answered_by_the_gate_of_the_client_that_it
     assert outcome.manifest["sent_by_clients"]["give gates"]["density/log_scale"]["times"] == len(PARTICIPANTS)
     kept = outcome.kept[UNSEEN]
     x = apart(PLAIN).train.x
-    shares_SB = log_client_shares(setting, kept.released, x).exp()
+    shares_SB = log_client_shares(setup, kept.released, x).exp()
     assert (shares_SB.argmax(0) == PARTICIPANTS.index(PLAIN)).all()
     torch.testing.assert_close(shares_SB.sum(0), torch.ones(len(x)))
-    _, features_KBF = equations.expert_answers(setting.expert, kept.experts, x)
+    _, features_KBF = equations.expert_answers(setup.expert, kept.experts, x)
     own = log_gate_of(trees.pick(kept.released, PARTICIPANTS.index(PLAIN)), features_KBF).exp()
-    average = log_average_gate(kept.released, features_KBF, log_client_shares(setting, kept.released, x)).exp()
+    average = log_average_gate(kept.released, features_KBF, log_client_shares(setup, kept.released, x)).exp()
     torch.testing.assert_close(average, own, atol=0.02, rtol=0)
     assert all(torch.tensor(score.loss).isfinite() for score in outcome.scores)
 
@@ -379,15 +379,15 @@ def test_settings_that_cannot_work_are_refused(options, words):
 
 
 def test_gates_asked_for_while_sharing_is_off_are_refused():
-    with pytest.raises(ConfigError, match=r"newcomers='density' .* schedule.release is off"):
-        fedmix(FedMixConfig(newcomers="density"), tiny_setting()._replace(input_shape=(FEATURES,)))
+    with pytest.raises(ConfigError, match=r"new_clients='density' .* schedule.release is off"):
+        fedmix(FedMixConfig(new_clients="density"), tiny_setup()._replace(input_shape=(FEATURES,)))
     with pytest.raises(ConfigError, match="share_gates is on"):
-        FedMixConfig(newcomers="density", share_gates=True)
+        FedMixConfig(new_clients="density", share_gates=True)
 
 
 def test_side_information_that_the_data_do_not_have_is_refused():
     with pytest.raises(ConfigError, match="condition='angle', but these data carry no such side information"):
-        fedmix(FedMixConfig(condition="angle"), tiny_setting()).init_server(0)
+        fedmix(FedMixConfig(condition="angle"), tiny_setup()).init_server(0)
 
 
 @pytest.mark.parametrize(
@@ -399,14 +399,14 @@ def test_side_information_that_the_data_do_not_have_is_refused():
     ],
 )
 def test_examples_without_side_information_are_refused(values, words, tmp_path):
-    setting = tiny_setting()._replace(side_values={"angle": 3})
-    algorithm = fedmix(FedMixConfig(condition="angle"), setting)
+    setup = tiny_setup()._replace(side_values={"angle": 3})
+    algorithm = fedmix(FedMixConfig(condition="angle"), setup)
     with pytest.raises(DataError, match=words):
         run_algorithm(algorithm, with_side_information(values), tmp_path / "store")
 
 
 def test_a_label_outside_of_q_is_refused(tmp_path):
-    algorithm = fedmix(FedMixConfig(), tiny_setting()._replace(num_classes=2))
+    algorithm = fedmix(FedMixConfig(), tiny_setup()._replace(num_classes=2))
     with pytest.raises(DataError, match="label=2 is outside 0 … 1"):
         run_algorithm(algorithm, tiny_federation(), tmp_path / "store")
 
@@ -427,7 +427,7 @@ def test_a_new_client_without_any_data_needs_gates_of_others(tmp_path):
 
 
 def test_experts_that_would_start_alike_are_refused():
-    setting = tiny_setting()._replace(expert=Network(mlp((FEATURES,), CLASSES, (5,)), "expert"))
+    setup = tiny_setup()._replace(expert=Network(mlp((FEATURES,), CLASSES, (5,)), "expert"))
     with pytest.raises(ConfigError, match="all 4 experts start with the same weights"):
-        init_server(FedMixConfig(), setting, 0)
-    init_server(FedMixConfig(num_experts=1), setting, 0)
+        init_server(FedMixConfig(), setup, 0)
+    init_server(FedMixConfig(num_experts=1), setup, 0)

@@ -6,10 +6,11 @@ import torch.nn.functional as F
 
 from fedmoe import trees
 from fedmoe.algorithms import fine_tuned, local_global_mixture, local_only, specialist_mixture
-from fedmoe.algorithms.algorithm import Nothing, Setting
+from fedmoe.algorithms.algorithm import AlgorithmSetup, Nothing
 from fedmoe.algorithms.catalog import CATALOG, find
 from fedmoe.algorithms.fedavg import Broadcast
 from fedmoe.clients.own_data import federation_from_clients
+from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError
 from fedmoe.models.images import mlp
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
@@ -19,23 +20,22 @@ from fedmoe.training.augment import AUGMENTATIONS, Augmentation
 from fedmoe.training.classifier import log_probs
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Group, fit
-from fedmoe.training.plan import TrainingPlan
-from fedmoe.vocabulary import ClientData
+from fedmoe.training.settings import LocalTraining
 
 EXPERT = Network(lambda: mlp((3,), 2, (4,)), "expert")
 GATE = Network(lambda: mlp((3,), 1, (4,)), "gate")
-WAYS = ["looped", "stacked"]
+BACKENDS = ["sequential", "batched"]
 PERSONAL = ["local_only", "fine_tuned", "specialist_mixture", "local_global_mixture"]
 
 
-def setting(way="looped", **plan):
-    train = TrainingPlan(**{"epochs": 4, "batch_size": 4, "learning_rate": 0.02, "patience": 4, **plan})
-    return Setting(EXPERT, GATE, train, train, train, None, way)
+def setup(backend="sequential", **plan):
+    train = LocalTraining(**{"epochs": 4, "batch_size": 4, "learning_rate": 0.02, "patience": 4, **plan})
+    return AlgorithmSetup(EXPERT, GATE, train, train, train, None, backend)
 
 
-def make(name, way="looped", **plan):
+def make(name, backend="sequential", **plan):
     entry = find(name)
-    return entry.factory(entry.config(), setting(way, **plan))
+    return entry.factory(entry.config(), setup(backend, **plan))
 
 
 def federation(**changes):
@@ -58,8 +58,8 @@ def streams(*clients):
     return Streams(0, "personalize", 0, clients or (0, 1, 2))
 
 
-def personalize(name, data, way="looped", **plan):
-    return make(name, way, **plan).personalize(received()[1], Nothing(), None, data, streams())
+def personalize(name, data, backend="sequential", **plan):
+    return make(name, backend, **plan).personalize(received()[1], Nothing(), None, data, streams())
 
 
 def everything(**changes):
@@ -72,7 +72,7 @@ def equal(one, other):
 
 @pytest.mark.parametrize("name", PERSONAL)
 def test_stacked_equals_looped(name):
-    one, other = (personalize(name, everything(), way) for way in WAYS)
+    one, other = (personalize(name, everything(), backend) for backend in BACKENDS)
     for a, b in zip(trees.leaves(one), trees.leaves(other), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
@@ -88,10 +88,10 @@ def test_opted_out_records_train_the_personal_parts(name):
         assert changed == [True, False, False], part
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_opted_out_records_never_reach_the_global_model(way):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_opted_out_records_never_reach_the_global_model(backend):
     """ "No information from the opt-out data will ever leave the client." """
-    (exchange,) = make("fedavg", way).round
+    (exchange,) = make("fedavg", backend).round
     replies = []
     for shift in (0.0, 0.3):
         data = federation(secret=shift).data([0, 1, 2], opted_in_only=True)
@@ -142,7 +142,7 @@ class TestFineTuned:
     def test_it_improves_on_what_it_is_stopped_by(self):
         data = everything()
         data = ClientData(data.train, data.train)
-        state = fine_tuned.fine_tune(setting(epochs=20), received()[1], data, streams())
+        state = fine_tuned.fine_tune(setup(epochs=20), received()[1], data, streams())
         for s in range(3):
             losses = [F.cross_entropy(EXPERT(p, data.train.x[s]), data.train.y[s]) for p in (
                 received()[0].model, trees.pick(state.specialist, s))]  # fmt: skip
@@ -169,12 +169,12 @@ class TestSpecialistMixture:
         assert torch.equal(answer, F.log_softmax(EXPERT(sent.model, x), 1))
 
     @pytest.mark.parametrize("augment", [None, "crop_flip"])
-    @pytest.mark.parametrize("way", WAYS)
-    def test_answers_computed_once_are_those_computed_at_every_step(self, way, augment, monkeypatch):
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_answers_computed_once_are_those_computed_at_every_step(self, backend, augment, monkeypatch):
         """With augmentation nothing can be computed beforehand: the global model answers what the specialist sees."""
         shift = Augmentation(lambda rng, number: torch.rand(number, 3, generator=rng), torch.add)
         monkeypatch.setitem(AUGMENTATIONS, "crop_flip", shift)
-        here, data, sent_S = setting(way, augment=augment), everything(), received()[1]
+        here, data, sent_S = setup(backend, augment=augment), everything(), received()[1]
 
         def losses(trainable, frozen, batch):
             own = trainable["mixture"]
@@ -188,7 +188,7 @@ class TestSpecialistMixture:
         plan = here.personal
         group = Group(start, losses, data.train, plan.make_optimizer(), augmentation=plan.augmentation)
         stopping = EarlyStopping(losses, data.validation, plan.patience)
-        slow = fit({"mixture": group}, plan.schedule, streams(), way, {"general": sent_S.model}, stopping)
+        slow = fit({"mixture": group}, plan.schedule, streams(), backend, {"general": sent_S.model}, stopping)
         fast = specialist_mixture.personalize(here, sent_S, data, streams())
         torch.testing.assert_close(fast._asdict(), slow.params["mixture"], rtol=1e-4, atol=1e-5)
         assert not equal(fast.gate, start["gate"]) and not equal(fast.specialist, start["specialist"])
@@ -221,7 +221,7 @@ class TestLocalGlobalMixture:
         torch.testing.assert_close(make("local_global_mixture").predict(sent, Nothing(), own, x).exp(), expected)
 
     def test_all_three_parts_follow_the_loss_of_the_mixture(self):
-        here, x, y = setting(), torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])
+        here, x, y = setup(), torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])
         own = {"local": EXPERT.init(1), "general": EXPERT.init(2), "gate": GATE.init(3)}
         own = trees.tree_map(lambda leaf: leaf.requires_grad_(), own)
 
@@ -255,7 +255,7 @@ class TestLocalOnly:
             assert not any(torch.allclose(one, other, atol=1e-3) for other in starts[i + 1 :])
 
     def test_a_client_starts_the_same_in_any_cohort(self):
-        here = setting(learning_rate=1e-12)
+        here = setup(learning_rate=1e-12)
         together = local_only.train_alone(here, everything(), streams())
         alone = local_only.train_alone(here, federation().data([1], opted_in_only=False), streams(1))
         assert torch.equal(together["1.weight"][1], alone["1.weight"][0])

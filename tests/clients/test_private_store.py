@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fedmoe.clients.private_store import PrivateStore
+from fedmoe.core_types import Tensors
 from fedmoe.errors import RunError
-from fedmoe.vocabulary import Tensors
 
 
 class State(NamedTuple):

@@ -16,10 +16,11 @@ from torch.func import vmap
 
 from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
-from fedmoe.aggregation.experts import Held, Observation, observe_experts
-from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Setting, uniform_sample
+from fedmoe.aggregation.expert_observation import ExpertSubset, Observation, observe_experts
+from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Exchange, NoReport, Nothing, uniform_sample
 from fedmoe.algorithms.catalog import Entry
 from fedmoe.clients.federation import side_by_side
+from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, Tree
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
@@ -27,7 +28,6 @@ from fedmoe.training.classifier import ClassifierLoss, log_probs
 from fedmoe.training.fit import Group, Schedule, fit
 from fedmoe.training.inference import Batch, Loss, Trainable, clients_of, per_example
 from fedmoe.training.optimizers import Sgd
-from fedmoe.vocabulary import ClientData, ClientId, Examples, Tensors, Tree
 from fedmoe.wire import message
 
 
@@ -83,7 +83,7 @@ class Choice(NamedTuple):
 @message
 class ExpertsDown(NamedTuple):
     experts: Tensors  # (H, ...)
-    which: Tensor  # (H,)
+    expert_ids: Tensor  # (H,)
 
 
 @message
@@ -97,14 +97,14 @@ class Trained(NamedTuple):
 class Delivered(NamedTuple):
     router: Tensors
     experts: Tensors
-    which: Tensor
+    expert_ids: Tensor
 
 
-def chosen_experts(config: ChosenExpertsConfig, setting: Setting) -> Algorithm:
+def chosen_experts(config: ChosenExpertsConfig, setup: AlgorithmSetup) -> Algorithm:
     choose = Exchange(
         name="choose",
         broadcast=lambda server, _client, _replies: RouterDown(server.router),
-        local_update=lambda b, c, data, _rng: choose_experts(setting, b, c, data),
+        local_update=lambda b, c, data, _rng: choose_experts(setup, b, c, data),
         aggregate=unchanged,
         update_like=lambda _: Choice(torch.zeros(NUM_CHOSEN, dtype=torch.int64)),
         fault=lambda choice, _sent: (
@@ -116,12 +116,12 @@ def chosen_experts(config: ChosenExpertsConfig, setting: Setting) -> Algorithm:
     train = Exchange(
         name="train",
         broadcast=lambda server, client, replies: send_experts(server, held_by(client, replies)),
-        local_update=lambda b, c, data, rng: train_chosen(config, setting, b, c, data, rng),
+        local_update=lambda b, c, data, rng: train_chosen(config, setup, b, c, data, rng),
         aggregate=lambda server, updates, _, sent: average_per_expert(server, updates, sent),
-        update_like=lambda b: Trained(b.experts, b_router(setting), torch.zeros(())),
+        update_like=lambda b: Trained(b.experts, b_router(setup), torch.zeros(())),
         broadcast_type=ExpertsDown,
         update_type=Trained,
-        cohort_key=lambda b: len(b.which),
+        cohort_key=lambda b: len(b.expert_ids),
         observe=lambda before, _after, updates, _reports, sent: observe_chosen(before, updates, sent),
     )
     deliver = Exchange(
@@ -132,30 +132,30 @@ def chosen_experts(config: ChosenExpertsConfig, setting: Setting) -> Algorithm:
         update_like=choose.update_like,
         broadcast_type=Delivered,
         update_type=Choice,
-        cohort_key=lambda b: len(b.which),
+        cohort_key=lambda b: len(b.expert_ids),
     )
     return Algorithm(
         server_type=ChosenServer,
-        init_server=lambda seed: init_chosen(setting, seed),
+        init_server=lambda seed: init_chosen(setup, seed),
         round=(choose, train),
         delivery=(choose._replace(name="ask"), deliver),
-        predict=lambda b, _client, personal, x: answer_by_best(setting, b, personal, x),
-        sample=uniform_sample(setting.clients_per_round),
+        predict=lambda b, _client, personal, x: answer_by_best(setup, b, personal, x),
+        sample=uniform_sample(setup.clients_per_round),
         client_type=ChosenClient,
         init_client=lambda broadcast, _client, _seed: ChosenClient(broadcast.router),
         personal_type=ChosenPersonal,
-        personalize=lambda b, _client, _personal, data, _rng: prefer(setting, b, data),
+        personalize=lambda b, _client, _personal, data, _rng: prefer(setup, b, data),
     )
 
 
-def b_router(setting: Setting) -> Tensors:
-    return trees.stack([setting.gate.init("like")] * NUM_EXPERTS)
+def b_router(setup: AlgorithmSetup) -> Tensors:
+    return trees.stack([setup.gate.init("like")] * NUM_EXPERTS)
 
 
-def init_chosen(setting: Setting, seed: int) -> ChosenServer:
+def init_chosen(setup: AlgorithmSetup, seed: int) -> ChosenServer:
     """Every expert starts as the common one."""
-    router = [setting.gate.init(seed, "init", "router", m) for m in range(NUM_EXPERTS)]
-    common = setting.expert.init(seed, "init", "expert")
+    router = [setup.gate.init(seed, "init", "router", m) for m in range(NUM_EXPERTS)]
+    common = setup.expert.init(seed, "init", "expert")
     return ChosenServer(trees.stack([common] * NUM_EXPERTS), trees.stack(router))
 
 
@@ -168,76 +168,76 @@ def held_by(client: ClientId, replies: Sequence[Choice]) -> Tensor:
     return torch.tensor([client]) if is_anchor(client) else replies[0].experts
 
 
-def send_experts(server: ChosenServer, which_H: Tensor) -> ExpertsDown:
-    return ExpertsDown({name: leaf[which_H] for name, leaf in server.experts.items()}, which_H)
+def send_experts(server: ChosenServer, expert_ids_H: Tensor) -> ExpertsDown:
+    return ExpertsDown({name: leaf[expert_ids_H] for name, leaf in server.experts.items()}, expert_ids_H)
 
 
 def deliver_experts(server: ChosenServer, replies: Sequence[Choice]) -> Delivered:
     """Who was asked nothing receives all and chooses for itself."""
-    which_H = replies[0].experts if replies else torch.arange(NUM_EXPERTS)
-    return Delivered(server.router, *send_experts(server, which_H))
+    expert_ids_H = replies[0].experts if replies else torch.arange(NUM_EXPERTS)
+    return Delivered(server.router, *send_experts(server, expert_ids_H))
 
 
-def summed_scores(setting: Setting, router_S: Tensors, examples: Examples) -> Tensor:
+def summed_scores(setup: AlgorithmSetup, router_S: Tensors, examples: Examples) -> Tensor:
     """(S, M): the router's probabilities, summed over a client's examples; labels are not read."""
 
     def shares(router: Tensors, batch: Batch) -> Tensor:
-        return scores_of(setting.gate, router, batch.x).softmax(-1)
+        return scores_of(setup.gate, router, batch.x).softmax(-1)
 
-    return per_example(shares, router_S, examples, setting.way).sum(1)
+    return per_example(shares, router_S, examples, setup.backend).sum(1)
 
 
 def choose_experts(
-    setting: Setting, shared: RouterDown, _client: ChosenClient, data: ClientData
+    setup: AlgorithmSetup, shared: RouterDown, _client: ChosenClient, data: ClientData
 ) -> tuple[ChosenClient, Choice, NoReport]:
-    chosen_SK = summed_scores(setting, shared.router, data.train).topk(NUM_CHOSEN).indices.sort(-1).values
+    chosen_SK = summed_scores(setup, shared.router, data.train).topk(NUM_CHOSEN).indices.sort(-1).values
     return ChosenClient(shared.router), Choice(chosen_SK), NoReport()
 
 
 def train_chosen(
     config: ChosenExpertsConfig,
-    setting: Setting,
+    setup: AlgorithmSetup,
     shared: ExpertsDown,
     client: ChosenClient,
     data: ClientData,
     rng: Streams,
 ) -> tuple[ChosenClient, Trained, NoReport]:
-    alone = shared.which.shape[1] == 1
-    mixed = chosen_losses(setting)
+    alone = shared.expert_ids.shape[1] == 1
+    mixed = chosen_losses(setup)
     groups = {
-        "experts": Group(shared.experts, own_losses(setting) if alone else mixed, data.train, Sgd(0.2)),
-        "router": Group(client.router, naming_losses(setting) if alone else mixed, data.train, Sgd(config.router_rate)),
+        "experts": Group(shared.experts, own_losses(setup) if alone else mixed, data.train, Sgd(0.2)),
+        "router": Group(client.router, naming_losses(setup) if alone else mixed, data.train, Sgd(config.router_rate)),
     }
-    fitted = fit(groups, setting.federated.schedule, rng, setting.way, frozen={"which": shared.which}).params
+    fitted = fit(groups, setup.federated.schedule, rng, setup.backend, frozen={"expert_ids": shared.expert_ids}).params
     counts_S = data.train.counts.to(torch.float32)
     return client, Trained(fitted["experts"], fitted["router"], counts_S), NoReport()
 
 
-def chosen_losses(setting: Setting) -> Loss:
+def chosen_losses(setup: AlgorithmSetup) -> Loss:
     """-log of sum_i g_i f_i over the experts held; g is the softmax over all M."""
 
     def losses(trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
-        log_gate_BM = F.log_softmax(scores_of(setting.gate, trainable["router"], batch.x), dim=-1)
-        log_gate_HB = log_gate_BM.T[frozen["which"]]
-        answers_HBC = answers_of(setting.expert, trainable["experts"], batch.x)
+        log_gate_BM = F.log_softmax(scores_of(setup.gate, trainable["router"], batch.x), dim=-1)
+        log_gate_HB = log_gate_BM.T[frozen["expert_ids"]]
+        answers_HBC = answers_of(setup.expert, trainable["experts"], batch.x)
         return negative_log_likelihood((log_gate_HB[..., None] + answers_HBC).logsumexp(0), batch.y)
 
     return losses
 
 
-def own_losses(setting: Setting) -> Loss:
+def own_losses(setup: AlgorithmSetup) -> Loss:
     def losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
-        return negative_log_likelihood(answers_of(setting.expert, trainable["experts"], batch.x)[0], batch.y)
+        return negative_log_likelihood(answers_of(setup.expert, trainable["experts"], batch.x)[0], batch.y)
 
     return losses
 
 
-def naming_losses(setting: Setting) -> Loss:
+def naming_losses(setup: AlgorithmSetup) -> Loss:
     """Cross-entropy of the router to the index of the anchor's expert."""
 
     def losses(trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
-        log_gate_BM = F.log_softmax(scores_of(setting.gate, trainable["router"], batch.x), dim=-1)
-        return -log_gate_BM.T[frozen["which"]][0]
+        log_gate_BM = F.log_softmax(scores_of(setup.gate, trainable["router"], batch.x), dim=-1)
+        return -log_gate_BM.T[frozen["expert_ids"]][0]
 
     return losses
 
@@ -254,7 +254,7 @@ def average_per_expert(
         trained = {
             client: {name: leaf[place] for name, leaf in update.experts.items()}
             for client, update in updates.items()
-            for place in (sent[client].which == m).nonzero()[:, 0].tolist()
+            for place in (sent[client].expert_ids == m).nonzero()[:, 0].tolist()
             if weights[client]
         }
         for name, mean in (weighted_mean(trained, weights) if trained else {}).items():
@@ -267,23 +267,25 @@ def observe_chosen(
     before: ChosenServer, updates: Mapping[ClientId, Trained], sent: Mapping[ClientId, ExpertsDown]
 ) -> Observation:
     """A client's examples count for each expert that it was sent."""
-    held = {client: Held(update.experts, sent[client].which) for client, update in updates.items()}
-    mass = {c: torch.zeros(NUM_EXPERTS).index_fill(0, sent[c].which, float(u.num_examples)) for c, u in updates.items()}
+    held = {client: ExpertSubset(update.experts, sent[client].expert_ids) for client, update in updates.items()}
+    mass = {
+        c: torch.zeros(NUM_EXPERTS).index_fill(0, sent[c].expert_ids, float(u.num_examples)) for c, u in updates.items()
+    }
     return observe_experts(before.experts, held, mass)
 
 
-def prefer(setting: Setting, shared: Delivered, data: ClientData) -> ChosenPersonal:
-    scores_SH = summed_scores(setting, shared.router, data.train).gather(1, shared.which)
+def prefer(setup: AlgorithmSetup, shared: Delivered, data: ClientData) -> ChosenPersonal:
+    scores_SH = summed_scores(setup, shared.router, data.train).gather(1, shared.expert_ids)
     best_SK = scores_SH.topk(NUM_CHOSEN).indices
     return ChosenPersonal(torch.zeros_like(scores_SH, dtype=torch.bool).scatter(1, best_SK, True))
 
 
-def answer_by_best(setting: Setting, shared: Delivered, personal: ChosenPersonal | None, x: Tensor) -> Tensor:
+def answer_by_best(setup: AlgorithmSetup, shared: Delivered, personal: ChosenPersonal | None, x: Tensor) -> Tensor:
     """Each example is answered by its best-scoring expert among those held and preferred."""
-    scores_BH = scores_of(setting.gate, shared.router, x)[:, shared.which]
+    scores_BH = scores_of(setup.gate, shared.router, x)[:, shared.expert_ids]
     if personal is not None:
         scores_BH = scores_BH.masked_fill(~personal.usable, -torch.inf)
-    return answers_of(setting.expert, shared.experts, x)[scores_BH.argmax(1), torch.arange(len(x))]
+    return answers_of(setup.expert, shared.experts, x)[scores_BH.argmax(1), torch.arange(len(x))]
 
 
 # 2. A general model learnt together, one minibatch per exchange; a private model and a gate evolve beside it.
@@ -313,28 +315,26 @@ class Gradient(NamedTuple):
     gradient: Tensors
 
 
-def private_expert(config: PrivateExpertConfig, setting: Setting) -> Algorithm:
+def private_expert(config: PrivateExpertConfig, setup: AlgorithmSetup) -> Algorithm:
     step = Exchange(
         name="step",
         broadcast=lambda server, _client, _replies: General(server.general),
-        local_update=lambda b, c, data, rng: gradient_of_general(setting, b, c, data, rng),
+        local_update=lambda b, c, data, rng: gradient_of_general(setup, b, c, data, rng),
         aggregate=lambda server, updates, *_: descend_general(config.rate, server, updates),
         update_like=lambda b: Gradient(b.general),
         broadcast_type=General,
         update_type=Gradient,
-        private_update=lambda b, _client, personal, data, rng: evolve(config, setting, b, personal, data, rng),
+        private_update=lambda b, _client, personal, data, rng: evolve(config, setup, b, personal, data, rng),
     )
     return Algorithm(
         server_type=GeneralServer,
-        init_server=lambda seed: GeneralServer(setting.expert.init(seed, "init", "expert")),
+        init_server=lambda seed: GeneralServer(setup.expert.init(seed, "init", "expert")),
         round=(step,),
         delivery=(step._replace(name="deliver", private_update=None),),
-        predict=lambda b, _client, personal, x: mixed_answer(setting, b, personal, x),
-        sample=uniform_sample(setting.clients_per_round),
+        predict=lambda b, _client, personal, x: mixed_answer(setup, b, personal, x),
+        sample=uniform_sample(setup.clients_per_round),
         personal_type=PrivatePersonal,
-        init_personal=lambda b, _state, client, seed: PrivatePersonal(
-            b.general, setting.gate.init(seed, "gate", client)
-        ),
+        init_personal=lambda b, _state, client, seed: PrivatePersonal(b.general, setup.gate.init(seed, "gate", client)),
         personalize=lambda _b, _client, personal, _data, _rng: personal,
     )
 
@@ -350,11 +350,11 @@ def halves(examples: Examples) -> tuple[Examples, Examples]:
 
 
 def gradient_of_general(
-    setting: Setting, shared: General, client: Nothing, data: ClientData, rng: Streams
+    setup: AlgorithmSetup, shared: General, client: Nothing, data: ClientData, rng: Streams
 ) -> tuple[Nothing, Gradient, NoReport]:
     """One step of length 1 from where the general model is; half of the records are the gate's."""
-    group = Group(shared.general, ClassifierLoss(setting.expert), halves(data.train)[0], Sgd(1.0))
-    moved = fit({"model": group}, Schedule(batch_size=4, steps=1), rng, setting.way).params["model"]
+    group = Group(shared.general, ClassifierLoss(setup.expert), halves(data.train)[0], Sgd(1.0))
+    moved = fit({"model": group}, Schedule(batch_size=4, steps=1), rng, setup.backend).params["model"]
     return client, Gradient(trees.tree_map(torch.sub, shared.general, moved)), NoReport()
 
 
@@ -363,10 +363,10 @@ def descend_general(rate: float, server: GeneralServer, updates: Mapping[ClientI
     return GeneralServer(trees.tree_map(lambda leaf, grad: leaf - rate * grad, server.general, mean))
 
 
-def mixed_losses(setting: Setting) -> Loss:
+def mixed_losses(setup: AlgorithmSetup) -> Loss:
     def losses(trainable: Trainable, general: Tree, batch: Batch) -> Tensor:
-        gate_B1 = setting.gate(trainable["gate"], batch.x, training=batch.training)
-        general_BC, private_BC = (log_probs(setting.expert, p, batch) for p in (general, trainable["private"]))
+        gate_B1 = setup.gate(trainable["gate"], batch.x, training=batch.training)
+        general_BC, private_BC = (log_probs(setup.expert, p, batch) for p in (general, trainable["private"]))
         return negative_log_likelihood(log_mix(gate_B1, general_BC, private_BC), batch.y)
 
     return losses
@@ -374,33 +374,33 @@ def mixed_losses(setting: Setting) -> Loss:
 
 def evolve(
     config: PrivateExpertConfig,
-    setting: Setting,
+    setup: AlgorithmSetup,
     shared: General,
     personal: PrivatePersonal,
     data: ClientData,
     rng: Streams,
 ) -> PrivatePersonal:
     def imbalance(trainable: Trainable, _frozen: Tree, batch: Batch, real_B: Tensor) -> Tensor:
-        alpha_B = setting.gate(trainable["gate"], batch.x)[:, 0].sigmoid()
+        alpha_B = setup.gate(trainable["gate"], batch.x)[:, 0].sigmoid()
         return ((alpha_B * real_B).sum() / real_B.sum() - 0.5).abs()
 
     for_models, for_gate = halves(data.train)
-    losses = mixed_losses(setting)
+    losses = mixed_losses(setup)
     groups = {
         "private": Group(personal.private, losses, for_models, Sgd(config.rate)),
         "gate": Group(personal.gate, losses, for_gate, Sgd(config.rate), batch_term=imbalance),
     }
     schedule = Schedule(batch_size=4, steps=1)
-    trained = fit(groups, schedule, rng, setting.way, frozen=shared.general).params
+    trained = fit(groups, schedule, rng, setup.backend, frozen=shared.general).params
     return PrivatePersonal(trained["private"], trained["gate"])
 
 
-def mixed_answer(setting: Setting, shared: General, personal: PrivatePersonal | None, x: Tensor) -> Tensor:
-    general_BC = F.log_softmax(setting.expert(shared.general, x), dim=-1)
+def mixed_answer(setup: AlgorithmSetup, shared: General, personal: PrivatePersonal | None, x: Tensor) -> Tensor:
+    general_BC = F.log_softmax(setup.expert(shared.general, x), dim=-1)
     if personal is None:
         return general_BC
-    private_BC = F.log_softmax(setting.expert(personal.private, x), dim=-1)
-    return log_mix(setting.gate(personal.gate, x), general_BC, private_BC)
+    private_BC = F.log_softmax(setup.expert(personal.private, x), dim=-1)
+    return log_mix(setup.gate(personal.gate, x), general_BC, private_BC)
 
 
 # 3. Experts that some clients hold and others do not; a private gate that lives from round to round; a release.
@@ -441,11 +441,11 @@ class GivenGates(NamedTuple):
     gates: Tensors
 
 
-def pruned_experts(config: PrunedExpertsConfig, setting: Setting) -> Algorithm:
+def pruned_experts(config: PrunedExpertsConfig, setup: AlgorithmSetup) -> Algorithm:
     train = Exchange(
         name="train",
         broadcast=lambda server, client, _replies: send_used(config, server, client),
-        local_update=lambda b, c, data, rng: train_held(setting, b, c, data, rng),
+        local_update=lambda b, c, data, rng: train_held(setup, b, c, data, rng),
         aggregate=lambda server, updates, *_: average_by_usage(server, updates),
         update_like=lambda b: TrainedExperts(b.experts, torch.zeros(config.num_experts), torch.zeros(())),
         broadcast_type=HeldExperts,
@@ -458,34 +458,34 @@ def pruned_experts(config: PrunedExpertsConfig, setting: Setting) -> Algorithm:
         broadcast=lambda _server, _client, _replies: HeldExperts({}, {}),
         local_update=lambda _b, client, _data, _rng: (client, GivenGates(client.gates), NoReport()),
         aggregate=lambda server, updates, *_: server._replace(gates=mean_gates(updates)),
-        update_like=lambda _: GivenGates(fresh_gates(config, setting, "like")),
+        update_like=lambda _: GivenGates(fresh_gates(config, setup, "like")),
         broadcast_type=HeldExperts,
         update_type=GivenGates,
     )
     return Algorithm(
         server_type=PrunedServer,
-        init_server=lambda seed: init_pruned(config, setting, seed),
+        init_server=lambda seed: init_pruned(config, setup, seed),
         round=(train,),
         delivery=(train._replace(name="deliver"),),
-        predict=lambda b, client, personal, x: mix_held(setting, b, personal or client, x),
-        sample=uniform_sample(setting.clients_per_round),
+        predict=lambda b, client, personal, x: mix_held(setup, b, personal or client, x),
+        sample=uniform_sample(setup.clients_per_round),
         client_type=PrivateGates,
         init_client=lambda broadcast, client, seed: PrivateGates(
-            broadcast.gates or fresh_gates(config, setting, seed, "gates", client)
+            broadcast.gates or fresh_gates(config, setup, seed, "gates", client)
         ),
         personal_type=PrivateGates,
-        personalize=lambda b, client, _personal, data, rng: fit_gates(setting, b, client, data, rng),
+        personalize=lambda b, client, _personal, data, rng: fit_gates(setup, b, client, data, rng),
         release=give_gates,
     )
 
 
-def fresh_gates(config: PrunedExpertsConfig, setting: Setting, *path: int | str) -> Tensors:
-    return trees.stack([setting.gate.init(*path, k) for k in range(config.num_experts)])
+def fresh_gates(config: PrunedExpertsConfig, setup: AlgorithmSetup, *path: int | str) -> Tensors:
+    return trees.stack([setup.gate.init(*path, k) for k in range(config.num_experts)])
 
 
-def init_pruned(config: PrunedExpertsConfig, setting: Setting, seed: int) -> PrunedServer:
+def init_pruned(config: PrunedExpertsConfig, setup: AlgorithmSetup, seed: int) -> PrunedServer:
     count = config.num_experts
-    experts = {str(k): setting.expert.init(seed, "init", "expert", k) for k in range(count)}
+    experts = {str(k): setup.expert.init(seed, "init", "expert", k) for k in range(count)}
     return PrunedServer(experts, torch.full((config.num_clients, count), 1 / count), {})
 
 
@@ -499,37 +499,37 @@ def send_used(config: PrunedExpertsConfig, server: PrunedServer, client: ClientI
     return HeldExperts(held, server.gates)
 
 
-def held_losses(setting: Setting) -> Loss:
+def held_losses(setup: AlgorithmSetup) -> Loss:
     def losses(trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         experts = trainable.get("experts", frozen)
-        return negative_log_likelihood(mix(setting, experts, trainable["gates"], batch.x), batch.y)
+        return negative_log_likelihood(mix(setup, experts, trainable["gates"], batch.x), batch.y)
 
     return losses
 
 
-def mix(setting: Setting, experts: Tree, gates_K: Tensors, x: Tensor) -> Tensor:
+def mix(setup: AlgorithmSetup, experts: Tree, gates_K: Tensors, x: Tensor) -> Tensor:
     """log sum_k g_k f_k with the gate renormalised over the experts held."""
     held = sorted(experts)
-    scores_BH = scores_of(setting.gate, gates_K, x)[:, [int(k) for k in held]]
-    answers_BHC = torch.stack([F.log_softmax(setting.expert(experts[k], x), dim=-1) for k in held], dim=1)
+    scores_BH = scores_of(setup.gate, gates_K, x)[:, [int(k) for k in held]]
+    answers_BHC = torch.stack([F.log_softmax(setup.expert(experts[k], x), dim=-1) for k in held], dim=1)
     return (F.log_softmax(scores_BH, dim=1)[..., None] + answers_BHC).logsumexp(1)
 
 
 def train_held(
-    setting: Setting, shared: HeldExperts, client: PrivateGates, data: ClientData, rng: Streams
+    setup: AlgorithmSetup, shared: HeldExperts, client: PrivateGates, data: ClientData, rng: Streams
 ) -> tuple[PrivateGates, TrainedExperts, NoReport]:
-    losses = held_losses(setting)
+    losses = held_losses(setup)
     groups = {
         "experts": Group(shared.experts, losses, data.train, Sgd(0.2)),
         "gates": Group(client.gates, losses, data.train, Sgd(0.5)),
     }
-    trained = fit(groups, setting.federated.schedule, rng, setting.way).params
+    trained = fit(groups, setup.federated.schedule, rng, setup.backend).params
     counts_S = data.train.counts.to(torch.float32)
 
     def shares(gates: Tensors, batch: Batch) -> Tensor:
-        return scores_of(setting.gate, gates, batch.x).softmax(-1)
+        return scores_of(setup.gate, gates, batch.x).softmax(-1)
 
-    usage_SK = per_example(shares, trained["gates"], data.train, setting.way).sum(1) / counts_S[:, None].clamp(min=1)
+    usage_SK = per_example(shares, trained["gates"], data.train, setup.backend).sum(1) / counts_S[:, None].clamp(min=1)
     return PrivateGates(trained["gates"]), TrainedExperts(trained["experts"], usage_SK, counts_S), NoReport()
 
 
@@ -549,9 +549,9 @@ def average_by_usage(server: PrunedServer, updates: Mapping[ClientId, TrainedExp
 def observe_pruned(
     before: PrunedServer, after: PrunedServer, updates: Mapping[ClientId, TrainedExperts]
 ) -> Observation:
-    def held(experts: Tree) -> Held:
+    def held(experts: Tree) -> ExpertSubset:
         numbers = sorted(experts)
-        return Held(trees.stack([experts[k] for k in numbers]), torch.tensor([int(k) for k in numbers]))
+        return ExpertSubset(trees.stack([experts[k] for k in numbers]), torch.tensor([int(k) for k in numbers]))
 
     mass = {client: update.usage * update.num_examples for client, update in updates.items()}
     sent = {client: held(update.experts) for client, update in updates.items()}
@@ -563,16 +563,16 @@ def mean_gates(updates: Mapping[ClientId, GivenGates]) -> Tensors:
 
 
 def fit_gates(
-    setting: Setting, shared: HeldExperts, client: PrivateGates, data: ClientData, rng: Streams
+    setup: AlgorithmSetup, shared: HeldExperts, client: PrivateGates, data: ClientData, rng: Streams
 ) -> PrivateGates:
     """On all records, experts frozen."""
-    groups = {"gates": Group(client.gates, held_losses(setting), data.train, Sgd(0.5))}
-    trained = fit(groups, setting.personal.schedule, rng, setting.way, frozen=shared.experts).params
+    groups = {"gates": Group(client.gates, held_losses(setup), data.train, Sgd(0.5))}
+    trained = fit(groups, setup.personal.schedule, rng, setup.backend, frozen=shared.experts).params
     return PrivateGates(trained["gates"])
 
 
-def mix_held(setting: Setting, shared: HeldExperts, own: PrivateGates, x: Tensor) -> Tensor:
-    return mix(setting, shared.experts, own.gates, x)
+def mix_held(setup: AlgorithmSetup, shared: HeldExperts, own: PrivateGates, x: Tensor) -> Tensor:
+    return mix(setup, shared.experts, own.gates, x)
 
 
 PROBES = {

@@ -17,9 +17,9 @@ from builders import (
     FEATURES,
     NO_VALIDATION_IN,
     ONE_RECORD,
+    OPTED_OUT,
     PARTICIPANTS,
     PLAIN,
-    SILENT,
     SOME_OPTED_OUT,
     UNSEEN,
     Backwards,
@@ -29,7 +29,7 @@ from builders import (
     run_spied,
     tiny_federation,
     tiny_records,
-    tiny_setting,
+    tiny_setup,
     with_clients_in_other_order,
     with_records,
     with_updates,
@@ -39,34 +39,34 @@ from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm, Exchange
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.clients.federation import Federation, Records, examples
-from fedmoe.clients.union import with_union
+from fedmoe.clients.pooled_evaluation import with_pooled_client
+from fedmoe.core_types import ClientId, Examples, Tensors
 from fedmoe.encoding import decode_tensors
-from fedmoe.engines.coordinator import Transport
+from fedmoe.engines.session import Transport
 from fedmoe.errors import MessageError
-from fedmoe.training.inference import Way
-from fedmoe.vocabulary import ClientId, Examples, Tensors
+from fedmoe.training.inference import Backend
 
 ENTRIES = CATALOG | PROBES
-TALKATIVE = [name for name, entry in ENTRIES.items() if entry.factory(entry.config(), tiny_setting()).round]
+TALKATIVE = [name for name, entry in ENTRIES.items() if entry.factory(entry.config(), tiny_setup()).round]
 
 every_algorithm = pytest.mark.parametrize("name", ENTRIES)
 every_algorithm_that_sends = pytest.mark.parametrize("name", TALKATIVE)
 
 
-def make(name: str, way: Way | None = None) -> Algorithm:
+def make(name: str, backend: Backend | None = None) -> Algorithm:
     entry = ENTRIES[name]
-    return entry.factory(entry.config(), tiny_setting(way or current_way[0]))
+    return entry.factory(entry.config(), tiny_setup(backend or current_backend[0]))
 
 
-current_way: list[Way] = ["stacked"]
+current_backend: list[Backend] = ["batched"]
 
 
-@pytest.fixture(autouse=True, params=["stacked", "native"])
+@pytest.fixture(autouse=True, params=["batched", "native"])
 def every_way(request: pytest.FixtureRequest) -> Iterator[None]:
     """The whole contract holds on the general path and on the native kernels."""
-    current_way[0] = request.param
+    current_backend[0] = request.param
     yield
-    current_way[0] = "stacked"
+    current_backend[0] = "batched"
 
 
 def exchanges(algorithm: Algorithm) -> list[Exchange]:
@@ -80,8 +80,8 @@ def exchanges(algorithm: Algorithm) -> list[Exchange]:
 @every_algorithm
 def test_stacked_and_native_equal_looped(name: str, tmp_path: Path) -> None:
     federation = tiny_federation()
-    stacked, spied_stacked = run_spied(make(name), federation, tmp_path / "stacked", cohort_size=4)
-    looped, spied_looped = run_spied(make(name, "looped"), federation, tmp_path / "looped", cohort_size=1)
+    stacked, spied_stacked = run_spied(make(name), federation, tmp_path / "batched", cohort_size=4)
+    looped, spied_looped = run_spied(make(name, "sequential"), federation, tmp_path / "sequential", cohort_size=1)
 
     assert_close(trees.to_named(stacked.server), trees.to_named(looped.server))
     assert_close(stacked.private_tensors(), looped.private_tensors())
@@ -169,7 +169,7 @@ def test_the_manifest_counts_what_really_passed(name: str, tmp_path: Path) -> No
             up.update(wire.by_expert(update).keys() | {f"report:{name}" for name in report})
             of_client[client] += sum(tensor.nbytes for tensor in (*update.values(), *report.values()))
     for header, blobs in map(wire.unpack, spy.received):
-        for which in header["which"] if header["do"] == "exchange" else ():
+        for which in header["broadcast_index"] if header["do"] == "exchange" else ():
             down.update(wire.by_expert(decode_tensors(blobs[which])).keys())
     for kept in outcome.kept.values():
         down.update(wire.by_expert(trees.to_named(kept)).keys())
@@ -196,7 +196,7 @@ def total_bytes(table: dict[str, dict[str, dict[str, Any]]]) -> int:
 
 VALUES = st.floats(width=32) | st.sampled_from([0.0, 1e30, float("nan"), float("inf")])
 OptedOut = list[tuple[int, tuple[float, ...], int]]  # where among the records, values, label
-OPTED_OUT = st.lists(
+RECORDS_OUT = st.lists(
     st.tuples(st.integers(0, 9), st.tuples(*[VALUES] * FEATURES), st.integers(0, CLASSES - 1)), max_size=4
 )
 
@@ -221,10 +221,10 @@ def with_opted_out(rows: Examples, opted_in: Tensor, others: OptedOut) -> tuple[
 def test_opted_out_records_change_no_byte_sent(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     algorithm, plain = make(name), tiny_records()
     before = bytes_sent(algorithm, tiny_federation(), tmp_path_factory.mktemp("run"))
-    touched = (SOME_OPTED_OUT, SILENT, NO_VALIDATION_IN)
+    touched = (SOME_OPTED_OUT, OPTED_OUT, NO_VALIDATION_IN)
 
     @settings(max_examples=10, deadline=None, database=None)
-    @given(st.tuples(*[st.tuples(OPTED_OUT, OPTED_OUT)] * len(touched)))
+    @given(st.tuples(*[st.tuples(RECORDS_OUT, RECORDS_OUT)] * len(touched)))
     def changes_no_byte(others: tuple[tuple[OptedOut, OptedOut], ...]) -> None:
         changed = {client: rewritten(plain[client], *o) for client, o in zip(touched, others, strict=True)}
         federation = with_records(tiny_federation(), changed)
@@ -290,7 +290,7 @@ def test_same_seed_same_result_other_seed_other_result(name: str, tmp_path: Path
 def test_small_and_silent_clients_end_with_a_model(name: str, tmp_path: Path) -> None:
     algorithm = make(name)
     outcome = run_algorithm(algorithm, tiny_federation(), tmp_path / "store", rounds=3)
-    for client in (ONE_RECORD, SILENT, EMPTY):
+    for client in (ONE_RECORD, OPTED_OUT, EMPTY):
         scores = [score for score in outcome.scores if score.client == client]
         models = {"before"} if algorithm.round else set()
         assert {score.model for score in scores} == models | ({"after"} if algorithm.personalize else set())
@@ -303,11 +303,11 @@ def test_a_newcomer_without_data_is_scored_on_the_union_of_validation_examples(n
     """With nothing of its own it may need what others give away."""
     algorithm = make(name)
     gift = {"release": algorithm.release is not None}
-    outcome = run_algorithm(algorithm, with_union(tiny_federation(), 100, seed=0), tmp_path / "store", **gift)
+    outcome = run_algorithm(algorithm, with_pooled_client(tiny_federation(), 100, seed=0), tmp_path / "store", **gift)
     alone = run_algorithm(algorithm, tiny_federation(), tmp_path / "alone", **gift)
     added = [score for score in outcome.scores if score.client == UNSEEN + 1]
-    assert {score.data for score in added} == {"union", "global"} and all(score.unseen for score in added)
-    assert {score.examples for score in added if score.data == "union"} == {6}
+    assert {score.data for score in added} == {"pooled", "global"} and all(score.unseen for score in added)
+    assert {score.examples for score in added if score.data == "pooled"} == {6}
     assert [record.clients for record in outcome.records] == [record.clients for record in alone.records]
     assert [score[:4] for score in outcome.scores if score.client <= UNSEEN] == [score[:4] for score in alone.scores]
 

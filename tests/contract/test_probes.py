@@ -12,28 +12,28 @@ from builders import (
     EMPTY,
     NO_VALIDATION_IN,
     ONE_RECORD,
+    OPTED_OUT,
     PARTICIPANTS,
     PLAIN,
-    SILENT,
     SOME_OPTED_OUT,
     UNSEEN,
     Outcome,
     run_algorithm,
     run_spied,
     tiny_federation,
-    tiny_setting,
+    tiny_setup,
     with_updates,
 )
 from contract.probes import NUM_CHOSEN, NUM_EXPERTS, PROBES, PrivateGates, PrivatePersonal
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.core_types import ClientId, Tensors
 from fedmoe.encoding import decode_tensors
-from fedmoe.engines.coordinator import Coordinator, Transport
-from fedmoe.vocabulary import ClientId, Tensors
+from fedmoe.engines.session import Coordinator, Transport
 
 
 def make(name: str, **options: Any) -> Algorithm:
-    return PROBES[name].factory(PROBES[name].config(**options), tiny_setting(clients_per_round=None))
+    return PROBES[name].factory(PROBES[name].config(**options), tiny_setup(clients_per_round=None))
 
 
 def newest(outcome: Outcome, kind: str, client: ClientId) -> Tensors:
@@ -96,10 +96,10 @@ def test_a_client_is_sent_the_experts_that_it_chose(tmp_path: Path) -> None:
         for client, messages in sent.messages.items()
     }
     was_sent = {
-        client: decode_tensors(blobs[which])["which"].tolist()
+        client: decode_tensors(blobs[which])["expert_ids"].tolist()
         for header, blobs in map(wire.unpack, spy.received)
         if (header.get("phase"), header.get("index")) == ("round", 1)
-        for client, which in zip(header["clients"], header["which"], strict=True)
+        for client, which in zip(header["clients"], header["broadcast_index"], strict=True)
     }
     assert was_sent.pop(SOME_OPTED_OUT) == [0]  # the anchor: its own expert alone
     assert was_sent == {client: chose[client] for client in was_sent} and len(was_sent) == 3
@@ -123,14 +123,14 @@ class Unused:
 
 
 def test_silent_clients_receive_every_expert_and_choose_for_themselves(chosen: Outcome) -> None:
-    for client in (SILENT, EMPTY):
-        assert chosen.kept[client].which.tolist() == list(range(NUM_EXPERTS))
+    for client in (OPTED_OUT, EMPTY):
+        assert chosen.kept[client].expert_ids.tolist() == list(range(NUM_EXPERTS))
         assert newest(chosen, "final", client)["usable"].sum() == NUM_CHOSEN
         assert str(client) not in chosen.manifest["messages_of_client"]
 
 
 def test_a_newcomer_is_asked_for_its_choice_only(chosen: Outcome) -> None:
-    assert len(chosen.kept[UNSEEN].which) == NUM_CHOSEN
+    assert len(chosen.kept[UNSEEN].expert_ids) == NUM_CHOSEN
     assert set(chosen.manifest["messages_of_client"][str(UNSEEN)]) == {"ask"}
 
 
@@ -186,7 +186,7 @@ def test_private_work_is_kept_whoever_shares_the_cohort(tmp_path: Path) -> None:
     outcome = run_algorithm(make("private_expert"), tiny_federation(), tmp_path / "store", cohort_size=9)
     for client in PARTICIPANTS:
         assert_same(newest(outcome, "final", client), newest(outcome, "personal", client))
-    for client in (SILENT, EMPTY, UNSEEN):
+    for client in (OPTED_OUT, EMPTY, UNSEEN):
         start = make("private_expert").init_personal(outcome.kept[client], None, client, 0)  # type: ignore[misc]
         assert_same(newest(outcome, "final", client), trees.to_named(start))
 
@@ -194,7 +194,7 @@ def test_private_work_is_kept_whoever_shares_the_cohort(tmp_path: Path) -> None:
 def test_private_work_moves_model_and_gate(tmp_path: Path) -> None:
     outcome = run_algorithm(make("private_expert"), tiny_federation(), tmp_path / "store")
     personal = trees.from_named(PrivatePersonal, newest(outcome, "personal", PLAIN))
-    start = tiny_setting().gate.init("gate")
+    start = tiny_setup().gate.init("gate")
     assert any((personal.gate[name] != start[name]).any() for name in start)
     sent = outcome.manifest["sent_by_clients"]
     assert {name.split("/")[0] for rows in sent.values() for name in rows} == {"gradient"}
@@ -220,8 +220,8 @@ def test_an_expert_that_a_client_does_not_use_is_not_sent(tmp_path: Path) -> Non
     assert expert_messages(pruned, "sent_by_clients") == sent_down[0]  # who was not sent it does not send it back
 
 
-def expert_messages(outcome: Outcome, way: str) -> dict[str, int]:
-    rows = outcome.manifest[way]["train"]
+def expert_messages(outcome: Outcome, backend: str) -> dict[str, int]:
+    rows = outcome.manifest[backend]["train"]
     return {name.split("/")[1]: row["times"] for name, row in sorted(rows.items()) if name.startswith("experts/")}
 
 

@@ -16,15 +16,15 @@ from contract.probes import PROBES
 from fedmoe import trees
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.clients.federation import Federation, Records
+from fedmoe.core_types import ClientId
 from fedmoe.errors import RunError
 from fedmoe.experiment import Stopped, never, run_events
 from fedmoe.result import Result
 from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
-from fedmoe.vocabulary import ClientId
 
-WITH_STATE = ["chosen_experts", "private_expert", "pruned_experts", "local_global", "fedmix"]
-RELEASING = ["pruned_experts", "biased_fedavg", "local_global", "fedmix"]
+WITH_STATE = ["chosen_experts", "private_expert", "pruned_experts", "lg_fedavg", "fedmix"]
+RELEASING = ["pruned_experts", "biased_fedavg", "lg_fedavg", "fedmix"]
 ROUNDS = 4
 
 

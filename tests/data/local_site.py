@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-from fedmoe.data.source import Remote
+from fedmoe.data.source_spec import Remote
 
 
 @dataclass

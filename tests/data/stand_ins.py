@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fedmoe.data.images import writer_bytes
-from fedmoe.data.known import SOURCES
-from fedmoe.data.source import Source
+from fedmoe.data.registry import SOURCES
+from fedmoe.data.source_spec import Source
 
 FROM_FILES = [name for name, source in SOURCES.items() if source.folder]
 TRAIN_ROWS, TEST_ROWS = 12, 6

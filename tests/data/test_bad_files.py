@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from stand_ins import FROM_FILES, content_of, lines, mails, packed, stand_in, write_files
 
 from fedmoe.data.formats import read_content
-from fedmoe.data.known import SOURCES
-from fedmoe.data.sources import READERS
+from fedmoe.data.loading import READERS
+from fedmoe.data.registry import SOURCES
 from fedmoe.errors import DataError
 
 FEW = settings(max_examples=8, deadline=None)

@@ -10,8 +10,8 @@ from local_site import archive_of
 from stand_ins import content_of, packed, stand_in, write_files
 
 from fedmoe.data.download import get
-from fedmoe.data.known import SOURCES
-from fedmoe.data.sources import load_dataset
+from fedmoe.data.loading import load_dataset
+from fedmoe.data.registry import SOURCES
 
 
 class TestConversions:

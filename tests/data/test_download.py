@@ -14,8 +14,8 @@ from stand_ins import content_of, idx, packed, stand_in
 from fedmoe.data import fetch as fetching
 from fedmoe.data.download import get
 from fedmoe.data.fetch import Progress
-from fedmoe.data.known import SOURCES
-from fedmoe.data.sources import load_dataset
+from fedmoe.data.loading import load_dataset
+from fedmoe.data.registry import SOURCES
 from fedmoe.data.unpack import read_members
 from fedmoe.errors import DataError
 

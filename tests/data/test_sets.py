@@ -7,8 +7,8 @@ import pytest
 import torch
 from stand_ins import stand_in, write_files
 
-from fedmoe.data.known import SOURCES
-from fedmoe.data.sources import load_dataset
+from fedmoe.data.loading import load_dataset
+from fedmoe.data.registry import SOURCES
 
 needs_files = pytest.mark.skipif("FEDMOE_DATA" not in os.environ, reason="FEDMOE_DATA is not set: nothing to read")
 

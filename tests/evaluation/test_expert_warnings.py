@@ -1,6 +1,6 @@
 import pytest
 
-from fedmoe.evaluation.experts import WINDOW, expert_warnings
+from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
 
 EVEN, STARVED, ALONE = [0.3, 0.3, 0.4], [0.5, 0.499, 0.001], [0.98, 0.01, 0.01]
 

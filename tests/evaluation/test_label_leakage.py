@@ -12,7 +12,7 @@ from fedmoe.evaluation.label_leakage import (
     step_length,
     total_variation,
 )
-from fedmoe.training.plan import TrainingPlan
+from fedmoe.training.settings import LocalTraining
 
 SHARES = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
 
@@ -43,12 +43,12 @@ def test_a_bias_that_did_not_move_tells_nothing():
 
 class TestStepLength:
     def test_it_counts_the_steps_of_all_epochs(self):
-        plan = TrainingPlan(epochs=3, batch_size=10, learning_rate=0.5, optimizer="sgd")
+        plan = LocalTraining(epochs=3, batch_size=10, learning_rate=0.5, optimizer="sgd")
         assert step_length(plan, 21) == pytest.approx(0.5 * 3 * 3)
-        assert step_length(TrainingPlan(steps=4, learning_rate=0.5, optimizer="sgd"), 21) == pytest.approx(2.0)
+        assert step_length(LocalTraining(steps=4, learning_rate=0.5, optimizer="sgd"), 21) == pytest.approx(2.0)
 
     def test_momentum_lengthens_it(self):
-        plan = TrainingPlan(steps=5, learning_rate=0.1, optimizer="sgd", momentum=0.9)
+        plan = LocalTraining(steps=5, learning_rate=0.1, optimizer="sgd", momentum=0.9)
         weight = torch.zeros(1, requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
         for _ in range(5):
@@ -57,7 +57,7 @@ class TestStepLength:
         assert step_length(plan, 10) == pytest.approx(weight.item())
 
     def test_adam_has_none(self):
-        assert step_length(TrainingPlan(optimizer="adam"), 10) is None
+        assert step_length(LocalTraining(optimizer="adam"), 10) is None
 
 
 class TestSolvingForShares:

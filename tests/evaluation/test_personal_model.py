@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import Nothing, Setting
+from fedmoe.algorithms.algorithm import AlgorithmSetup, Nothing
 from fedmoe.algorithms.catalog import find
 from fedmoe.algorithms.fedavg import Broadcast
 from fedmoe.algorithms.local_global_mixture import PersonalState as LocalGlobal
@@ -13,10 +13,10 @@ from fedmoe.algorithms.specialist_mixture import PersonalState as Specialist
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
-from fedmoe.training.plan import TrainingPlan
+from fedmoe.training.settings import LocalTraining
 
 EXPERT, GATE = Network(lambda: mlp((3,), 4, (5,))), Network(lambda: mlp((3,), 1, (5,)))
-SETTING = Setting(EXPERT, GATE, TrainingPlan(), TrainingPlan(), TrainingPlan(), None, "looped")
+SETTING = AlgorithmSetup(EXPERT, GATE, LocalTraining(), LocalTraining(), LocalTraining(), None, "sequential")
 
 
 def model(name, seed):

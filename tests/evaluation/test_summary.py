@@ -36,10 +36,10 @@ def test_one_run_by_hand():
 
 def test_the_newcomer_on_the_union_is_a_cell_of_its_own():
     scored = run([0.5], unseen=[0.8])
-    scored["scores"].append(score(20, 0.3, data="union", unseen=True))
+    scored["scores"].append(score(20, 0.3, data="pooled", unseen=True))
     (row,) = summarise([scored])
-    assert row["union"]["mean"] == pytest.approx(0.3) and row["unseen"]["mean"] == pytest.approx(0.8)
-    assert summarise([run([0.5])])[0]["union"] is None
+    assert row["pooled"]["mean"] == pytest.approx(0.3) and row["unseen"]["mean"] == pytest.approx(0.8)
+    assert summarise([run([0.5])])[0]["pooled"] is None
 
 
 def test_seeds_are_averaged_and_the_interval_is_over_their_means():

@@ -69,8 +69,8 @@ def test_every_weight_of_experts_and_gates_learns(table, shape, outputs):
 
 
 def test_convolutions_are_looped_and_dense_layers_stacked():
-    assert not Network(lambda: LeNet((1, 16, 16), 2, (2, 2), (4,))).stacking_pays
-    assert Network(lambda: mlp((4,), 2, (3, 3))).stacking_pays
+    assert not Network(lambda: LeNet((1, 16, 16), 2, (2, 2), (4,))).batching_pays
+    assert Network(lambda: mlp((4,), 2, (3, 3))).batching_pays
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "lenet", "resnet"])

@@ -140,8 +140,8 @@ def test_the_output_is_one_score_per_class():
         (WithTemperature(), False),  # who knows what it does with its own parameter
     ],
 )
-def test_stacking_pays_for_dense_layers_only(module, pays):
-    assert Network(module).stacking_pays is pays
+def test_batching_pays_for_dense_layers_only(module, pays):
+    assert Network(module).batching_pays is pays
 
 
 def test_features_are_the_input_of_the_output_layer_for_one_client_and_for_a_cohort():

@@ -57,7 +57,7 @@ def test_an_example_does_not_depend_on_the_others_of_its_batch():
 
 
 def test_it_is_looped_and_has_no_running_statistics():
-    assert not Network(lambda: resnet((1, 8, 8), 3, 8, None)).stacking_pays
+    assert not Network(lambda: resnet((1, 8, 8), 3, 8, None)).batching_pays
 
 
 @pytest.mark.parametrize(("depth", "groups"), [(20, 3), (34, 48)])

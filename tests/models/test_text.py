@@ -68,7 +68,7 @@ class TestTextLSTM:
             assert torch.allclose(network(weights, x), model(x), atol=1e-6)
 
     def test_recurrent_layers_are_looped(self):
-        assert not Network(lstm).stacking_pays
+        assert not Network(lstm).batching_pays
 
 
 class TestBagOfWords:
@@ -96,7 +96,7 @@ class TestBagOfWords:
 
     def test_every_weight_learns_and_clients_stack(self):
         network = Network(lambda: BagOfWords(8, 2))
-        assert network.stacking_pays and network.num_weights == 16
+        assert network.batching_pays and network.num_weights == 16
         x = torch.randint(0, 8, (3, 5, 2, 4))
         params = {name: torch.stack([value] * 3) for name, value in network.init(0).items()}
         alone = [network({name: value[0] for name, value in params.items()}, x[client]) for client in range(3)]

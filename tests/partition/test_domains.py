@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmoe.build import build_split
+from fedmoe.assembly import build_split
 from fedmoe.clients.federation import Federation, federation_from_split
 from fedmoe.clients.opt_out import opt_out
 from fedmoe.config import parse_config

@@ -5,7 +5,7 @@ import pytest
 
 from fedmoe.errors import DataError
 from fedmoe.partition.flower import from_flower_partitioner, split_from_partitions
-from fedmoe.partition.own_rows import Cut
+from fedmoe.partition.per_client_holdout import Cut
 
 TEST = np.arange(50) % 5
 

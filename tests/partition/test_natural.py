@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fedmoe.errors import ConfigError
 from fedmoe.partition.natural import split_by_field
-from fedmoe.partition.own_rows import Cut
+from fedmoe.partition.per_client_holdout import Cut
 from fedmoe.partition.split import Split
 
 TEST = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 60))

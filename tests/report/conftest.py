@@ -51,7 +51,7 @@ def result(name: str, seed: int, clients: int, unseen: int, rounds: int, classes
         "command": "fedmoe compare configs/digits.toml",
         "seconds": 12.3,
         "rounds": rounds if joins else 0,
-        "way": "looped",
+        "backend": "sequential",
         "model_weights": 62006,
         "scores": scores(rng, models, clients, unseen),
         "history": history if joins else [],

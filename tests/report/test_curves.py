@@ -7,7 +7,7 @@ from fedmoe.report.html import render
 from fedmoe.report.methods import group
 
 
-def point(number, own, union=None):
+def point(number, own, pooled=None):
     return {
         "round": number,
         "bytes_up": 10**9 * number,
@@ -15,7 +15,7 @@ def point(number, own, union=None):
         "own": own,
         "global": own,
         "unseen": None,
-        "union": union,
+        "pooled": pooled,
     }
 
 
@@ -30,7 +30,7 @@ def with_curves(make_results):
 def test_a_curve_is_the_mean_over_seeds_where_all_of_them_looked(make_results):
     method = group(with_curves(make_results))[0]
     assert curve_of(method, "own", "round") == [(10, 0.5), (20, 0.7)]
-    assert curve_of(method, "union", "bytes") == [(30.0, 0.4), (60.0, 0.6)]
+    assert curve_of(method, "pooled", "bytes") == [(30.0, 0.4), (60.0, 0.6)]
     assert curve_of(method, "unseen", "round") == []
 
 
@@ -43,6 +43,6 @@ def test_the_figure_holds_a_line_per_method_from_zero_and_says_where_it_ends(mak
 
 def test_the_page_shows_the_curves_that_there_are(make_results):
     page = render(with_curves(make_results), "Curves")
-    assert page.count('id="curve-own-round-title"') == page.count('id="curve-union-bytes-title"') == 1
+    assert page.count('id="curve-own-round-title"') == page.count('id="curve-pooled-bytes-title"') == 1
     assert "curve-unseen" not in page
     assert "Learning curves" not in render(make_results(("fedavg",)), "None")

@@ -2,7 +2,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedmoe.report.experts import assignment, expert_load
+from fedmoe.report.expert_figures import assignment, expert_load
 from fedmoe.report.html import render
 
 SVG = "{http://www.w3.org/2000/svg}"

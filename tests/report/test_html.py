@@ -77,7 +77,7 @@ HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</tit
 def test_hostile_names_are_only_text(make_results, words):
     def named(words: str) -> str:
         (result,) = make_results(("fine_tuned",), clients=3, classes=2)
-        names = {"name": words, "title": words, "command": words, "split_digest": words, "way": words}
+        names = {"name": words, "title": words, "command": words, "split_digest": words, "backend": words}
         nested = {"config": {words: {words: words}}, "versions": {words: words}, "class_names": [words, words]}
         return render([result | names | nested], words)
 

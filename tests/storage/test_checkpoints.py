@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedmoe.core_types import Tensors
 from fedmoe.errors import MessageError
 from fedmoe.storage.checkpoints import load_newest, save_checkpoint
-from fedmoe.vocabulary import Tensors
 
 
 class Server(NamedTuple):

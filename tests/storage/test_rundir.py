@@ -11,7 +11,7 @@ CONFIG = {
     "name": "demo",
     "seed": 3,
     "data": {"name": "digits", "folder": None},
-    "engine": {"way": "looped", "workers": 2},
+    "engine": {"backend": "sequential", "workers": 2},
     "schedule": {"rounds": 50, "checkpoint_every": 1},
     "compare": ("fedavg", "local_only"),
     "versions": {"torch": "2.13"},
@@ -53,7 +53,7 @@ class TestClaim:
             (changed(schedule={"rounds": 60}), "schedule.rounds is 50 there and 60 here"),
             (changed(data={"name": "cifar10"}), "data.name is 'digits' there and 'cifar10' here"),
             (changed(schedule={"release": True}), "schedule.release is None there and True here"),
-            (changed(engine={"way": "stacked"}), "engine.way is 'looped' there and 'stacked' here"),
+            (changed(engine={"backend": "batched"}), "engine.backend is 'sequential' there and 'batched' here"),
         ],
     )
     def test_another_config_is_refused_by_the_key_that_differs(self, run, config, message):
@@ -76,7 +76,7 @@ class TestClaim:
 
     def test_an_automatic_way_is_the_recorded_one(self, run):
         run.claim(CONFIG)
-        assert run.claim(changed(engine={"way": "auto"}))["engine"]["way"] == "looped"
+        assert run.claim(changed(engine={"backend": "auto"}))["engine"]["backend"] == "sequential"
 
     def test_a_config_that_cannot_be_read_is_said(self, run):
         (run.path / "config.toml").write_text("seed = = 3")

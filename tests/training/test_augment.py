@@ -4,14 +4,14 @@ from torch import nn
 
 from fedmoe import trees
 from fedmoe.clients.federation import examples, side_by_side
+from fedmoe.core_types import ClientData
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS, crop_flip, draw_crop_flip
 from fedmoe.training.fit import Group, Schedule, fit
 from fedmoe.training.local import train_classifier
 from fedmoe.training.optimizers import Sgd
-from fedmoe.training.plan import TrainingPlan
-from fedmoe.vocabulary import ClientData
+from fedmoe.training.settings import LocalTraining
 
 NETWORK = Network(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4 * 3, 2)))
 
@@ -21,13 +21,13 @@ def images(size, seed):
     return examples(torch.randn(size, 2, 6, 5, generator=rng), torch.randint(0, 2, (size,), generator=rng))
 
 
-def train(clients, way="looped", sizes=(5, 3, 7), **plan):
+def train(clients, backend="sequential", sizes=(5, 3, 7), **plan):
     rows = side_by_side([images(sizes[client], client) for client in clients])
     start = trees.stack([NETWORK.init(0)] * len(clients))
-    settings = TrainingPlan(epochs=2, batch_size=3, learning_rate=0.1, optimizer="sgd", **plan)
+    settings = LocalTraining(epochs=2, batch_size=3, learning_rate=0.1, optimizer="sgd", **plan)
     rng = Streams(0, "test", 1, tuple(clients))
     data = ClientData(rows, rows)
-    return train_classifier(NETWORK, start, data, settings, rng, way, stop_early=False).params["model"]
+    return train_classifier(NETWORK, start, data, settings, rng, backend, stop_early=False).params["model"]
 
 
 def test_a_crop_is_a_window_of_the_padded_image_and_a_flip_mirrors_it():
@@ -55,13 +55,13 @@ def test_training_images_are_changed_anew_in_each_epoch():
         Sgd(1.0),
         augmentation=AUGMENTATIONS["crop_flip"],
     )
-    fit({"model": group}, Schedule(1, epochs=3), Streams(0, "test", 1, (0,)), "looped")
+    fit({"model": group}, Schedule(1, epochs=3), Streams(0, "test", 1, (0,)), "sequential")
     first, second, third = seen
     assert not torch.equal(first, second) and not torch.equal(second, third)
 
 
-@pytest.mark.parametrize("way", ["looped", "stacked"])
-def test_groups_on_the_same_data_see_the_same_images(way):
+@pytest.mark.parametrize("backend", ["sequential", "batched"])
+def test_groups_on_the_same_data_see_the_same_images(backend):
     """Each group's weight moves by the mean of what it saw: equal images, equal weights."""
 
     def loss(name):
@@ -72,12 +72,12 @@ def test_groups_on_the_same_data_see_the_same_images(way):
         name: Group({"w": torch.zeros(2)}, loss(name), data, Sgd(1.0), augmentation=AUGMENTATIONS["crop_flip"])
         for name in ("experts", "gate")
     }
-    fitted = fit(groups, Schedule(2, epochs=3), Streams(0, "test", 1, (0, 1)), way).params
+    fitted = fit(groups, Schedule(2, epochs=3), Streams(0, "test", 1, (0, 1)), backend).params
     assert fitted["experts"]["w"].all() and torch.equal(fitted["experts"]["w"], fitted["gate"]["w"])
 
 
 def test_stacked_equals_looped_and_the_cohort_changes_nothing():
-    together, looped = train([0, 1, 2], "stacked", augment="crop_flip"), train([0, 1, 2], augment="crop_flip")
+    together, looped = train([0, 1, 2], "batched", augment="crop_flip"), train([0, 1, 2], augment="crop_flip")
     for name, tensor in looped.items():
         torch.testing.assert_close(together[name], tensor, rtol=1e-4, atol=1e-5)
         assert torch.equal(train([2], augment="crop_flip")[name][0], tensor[2])
@@ -88,7 +88,7 @@ def test_only_training_images_are_changed():
     """What stops training is measured on validation images as they are: a learning rate of nearly 0 moves nothing."""
     data = ClientData(side_by_side([images(6, 0)]), side_by_side([images(6, 1)]))
     start = trees.stack([NETWORK.init(0)])
-    plan = TrainingPlan(epochs=4, batch_size=3, learning_rate=1e-30, optimizer="sgd", patience=2, augment="crop_flip")
+    plan = LocalTraining(epochs=4, batch_size=3, learning_rate=1e-30, optimizer="sgd", patience=2, augment="crop_flip")
     rng = Streams(0, "test", 0, (0,))
-    fitted = train_classifier(NETWORK, start, data, plan, rng, "looped", stop_early=True)
+    fitted = train_classifier(NETWORK, start, data, plan, rng, "sequential", stop_early=True)
     assert fitted.epochs_S.tolist() == [2]  # the same loss at each look: never better, so patience ends it

@@ -18,7 +18,7 @@ from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Group, Schedule, fit
 from fedmoe.training.optimizers import Adam, Sgd
 
-WAYS = ["looped", "stacked"]
+BACKENDS = ["sequential", "batched"]
 
 
 def streams(size, first=0):
@@ -93,7 +93,7 @@ def test_stacked_equals_looped(sizes, held_out, schedule, optimizer, patience, e
     }  # fmt: skip
     frozen = {"shift": torch.linspace(-1, 1, 2 * clients).view(clients, 2)}
     stopping = EarlyStopping(main_loss, validation, patience) if patience else None
-    one, other = (fit(groups, schedule, streams(clients), way, frozen, stopping) for way in WAYS)
+    one, other = (fit(groups, schedule, streams(clients), backend, frozen, stopping) for backend in BACKENDS)
     for a, b in zip(trees.leaves(one), trees.leaves(other), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     assert torch.equal(one.epochs_S, other.epochs_S)
@@ -103,9 +103,9 @@ def test_stacked_equals_looped(sizes, held_out, schedule, optimizer, patience, e
             assert other.epochs_S[s] == other.loss_S[s] == 0
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("ours", "theirs"), [(Sgd(0.1, 0.9), torch.optim.SGD), (Adam(0.01), torch.optim.Adam)])
-def test_training_is_plain_training_with_torch_optim(way, ours, theirs):
+def test_training_is_plain_training_with_torch_optim(backend, ours, theirs):
     network, data, client = linear(), points(7, 3), 4
     module = nn.Linear(3, 2)
     module.load_state_dict(network.init(0))
@@ -121,14 +121,14 @@ def test_training_is_plain_training_with_torch_optim(way, ours, theirs):
         optimizer.step()
         losses.append(loss.item())
     group = Group(starts(network, 1), ClassifierLoss(network), side_by_side([data]), ours)
-    fitted = fit({"model": group}, Schedule(3, epochs=4), streams(1, client), way)
+    fitted = fit({"model": group}, Schedule(3, epochs=4), streams(1, client), backend)
     for name, expected in module.named_parameters():
         torch.testing.assert_close(fitted.params["model"][name][0], expected, rtol=1e-5, atol=1e-6)
     assert fitted.loss_S[0].item() == pytest.approx(sum(losses[-3:]) / 3, abs=1e-5)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_padding_does_not_change_an_update(way):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padding_does_not_change_an_update(backend):
     network, data = linear(), side_by_side([points(5, 0), points(2, 1)])
     rubbish = torch.full((2, 4, 3), 1e6)
     padded = data._replace(x=torch.cat([data.x, rubbish], 1), y=torch.cat([data.y, torch.ones(2, 4).long()], 1))
@@ -137,64 +137,64 @@ def test_padding_does_not_change_an_update(way):
     def train(examples_S):
         group = Group(starts(network, 2), ClassifierLoss(network), examples_S, Sgd(0.5))
         stop = EarlyStopping(group.loss, examples_S, patience=2)
-        return fit({"model": group}, Schedule(2, epochs=3), streams(2), way, stopping=stop)
+        return fit({"model": group}, Schedule(2, epochs=3), streams(2), backend, stopping=stop)
 
     for a, b in zip(trees.leaves(train(data)), trees.leaves(train(padded)), strict=True):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_client_trains_the_same_whoever_else_is_in_the_cohort(way):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_client_trains_the_same_whoever_else_is_in_the_cohort(backend):
     network = linear()
     parts = [points(size, size) for size in (6, 3, 8)]
     group = Group(starts(network, 3), ClassifierLoss(network), side_by_side(parts), Adam(0.05))
-    together = fit({"model": group}, Schedule(2, epochs=2), streams(3), way)
+    together = fit({"model": group}, Schedule(2, epochs=2), streams(3), backend)
     lone = group._replace(params=trees.tree_map(lambda leaf: leaf[1:2], group.params), data=side_by_side([parts[1]]))
-    alone = fit({"model": lone}, Schedule(2, epochs=2), streams(1, 1), way)
+    alone = fit({"model": lone}, Schedule(2, epochs=2), streams(1, 1), backend)
     torch.testing.assert_close(together.params["model"]["weight"][1], alone.params["model"]["weight"][0])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
 class TestEarlyStopping:
     """The weight walks from 0 to 8 by halves of the distance: 4, 6, 7, 7.5, ...; validation wants it elsewhere."""
 
-    def fit(self, way, *validation, patience=2, epochs=10, every=1):
+    def fit(self, backend, *validation, patience=2, epochs=10, every=1):
         size = len(validation)
         group = Group(weight(*[0] * size), squared_distance, targets(*[[8]] * size), Sgd(0.25))
         stopping = EarlyStopping(squared_distance, targets(*validation), patience, every)
-        return fit({"model": group}, Schedule(1, epochs), streams(size), way, stopping=stopping)
+        return fit({"model": group}, Schedule(1, epochs), streams(size), backend, stopping=stopping)
 
-    def test_the_best_copy_is_returned_and_not_the_last(self, way):
-        fitted = self.fit(way, [3.9])
+    def test_the_best_copy_is_returned_and_not_the_last(self, backend):
+        fitted = self.fit(backend, [3.9])
         assert fitted.params["model"]["w"].tolist() == [4]
         assert fitted.epochs_S.tolist() == [3]  # one good epoch, then two without a better loss
 
-    def test_each_client_stops_on_its_own(self, way):
-        fitted = self.fit(way, [3.9], [7.1], [-1], [100])
+    def test_each_client_stops_on_its_own(self, backend):
+        fitted = self.fit(backend, [3.9], [7.1], [-1], [100])
         assert fitted.params["model"]["w"][:3].tolist() == [4, 7, 0]
         assert fitted.params["model"]["w"][3] == pytest.approx(8 - 8 / 2**10)
         assert fitted.epochs_S.tolist() == [3, 5, 2, 10]
 
-    def test_a_model_that_only_gets_worse_stays_where_it_started(self, way):
-        assert self.fit(way, [-5]).params["model"]["w"].tolist() == [0]
+    def test_a_model_that_only_gets_worse_stays_where_it_started(self, backend):
+        assert self.fit(backend, [-5]).params["model"]["w"].tolist() == [0]
 
-    def test_without_validation_examples_a_client_trains_to_the_end(self, way):
-        fitted = self.fit(way, [], [3.9])
+    def test_without_validation_examples_a_client_trains_to_the_end(self, backend):
+        fitted = self.fit(backend, [], [3.9])
         assert fitted.epochs_S.tolist() == [10, 3]
         assert fitted.params["model"]["w"][0] == pytest.approx(8 - 8 / 2**10)
 
-    def test_checks_may_be_rare(self, way):
+    def test_checks_may_be_rare(self, backend):
         """Looks after epochs 3, 6, 9 and the last: 7, 7.875, ... of which 7 is best for 6.5."""
-        fitted = self.fit(way, [6.5], every=3, patience=1)
+        fitted = self.fit(backend, [6.5], every=3, patience=1)
         assert fitted.params["model"]["w"].tolist() == [7] and fitted.epochs_S.tolist() == [6]
 
-    def test_the_mean_is_over_real_examples(self, way):
+    def test_the_mean_is_over_real_examples(self, backend):
         """Padded with zeros, the second client's single 7.1 must not look like a wish for less."""
-        fitted = self.fit(way, [3.9] * 6, [7.1])
+        fitted = self.fit(backend, [3.9] * 6, [7.1])
         assert fitted.params["model"]["w"].tolist() == [4, 7]
 
-    def test_the_best_copy_is_not_overwritten_by_later_steps(self, way):
-        fitted = self.fit(way, [3.9], patience=9)
+    def test_the_best_copy_is_not_overwritten_by_later_steps(self, backend):
+        fitted = self.fit(backend, [3.9], patience=9)
         assert fitted.params["model"]["w"].tolist() == [4] and fitted.epochs_S.tolist() == [10]
 
 
@@ -207,27 +207,27 @@ def test_a_client_that_stopped_is_no_longer_trained():
 
     group = Group(weight(0), counted, targets([8]), Sgd(0.25))
     stopping = EarlyStopping(squared_distance, targets([3.9]), patience=2)
-    fit({"model": group}, Schedule(1, 50), streams(1), "looped", stopping=stopping)
+    fit({"model": group}, Schedule(1, 50), streams(1), "sequential", stopping=stopping)
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_epochs_are_passes_over_a_clients_own_rows(way):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_epochs_are_passes_over_a_clients_own_rows(backend):
     group = Group(weight(0, 0, 0), slope_one, targets([1] * 5, [1], []), Sgd(1.0))
-    fitted = fit({"model": group}, Schedule(2, epochs=4), streams(3), way)
+    fitted = fit({"model": group}, Schedule(2, epochs=4), streams(3), backend)
     assert fitted.params["model"]["w"].tolist() == [-12, -4, 0]
     assert fitted.epochs_S.tolist() == [4, 4, 0]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_number_of_steps_replaces_epochs_for_every_client_with_data(way):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_number_of_steps_replaces_epochs_for_every_client_with_data(backend):
     group = Group(weight(0, 0, 0), slope_one, targets([1] * 5, [1], []), Sgd(1.0))
-    fitted = fit({"model": group}, Schedule(2, epochs=4, steps=7), streams(3), way)
+    fitted = fit({"model": group}, Schedule(2, epochs=4, steps=7), streams(3), backend)
     assert fitted.params["model"]["w"].tolist() == [-7, -7, 0]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_groups_take_their_gradients_at_the_same_point(way):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_groups_take_their_gradients_at_the_same_point(backend):
     """Two weights that chase each other by halves meet in the middle; one after the other they would not."""
 
     def towards(other):
@@ -239,7 +239,7 @@ def test_groups_take_their_gradients_at_the_same_point(way):
         "a": Group(weight(0), towards("b"), targets([1]), Sgd(0.25)),
         "b": Group(weight(1), towards("a"), targets([1]), Sgd(0.25)),
     }
-    fitted = fit(groups, Schedule(1), streams(1), way)
+    fitted = fit(groups, Schedule(1), streams(1), backend)
     assert fitted.params["a"]["w"].tolist() == [0.5] == fitted.params["b"]["w"].tolist()
 
 
@@ -254,14 +254,14 @@ def test_groups_with_equal_data_see_equal_batches():
         return loss
 
     data = targets(range(7))
-    fit({name: Group(weight(0), spy(name), data, Sgd(1.0)) for name in seen}, Schedule(3, 2), streams(1), "looped")
+    fit({name: Group(weight(0), spy(name), data, Sgd(1.0)) for name in seen}, Schedule(3, 2), streams(1), "sequential")
     assert seen["a"] == seen["b"] and len(seen["a"]) == 6
     for epoch in (seen["a"][:3], seen["a"][3:]):
         assert sorted(number for batch in epoch for number in batch) == list(range(7))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_frozen_parts_are_read_but_never_changed(way):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_frozen_parts_are_read_but_never_changed(backend):
     frozen = {"pull": torch.tensor([2.0, 4.0])}
 
     def loss(trainable, frozen, batch):
@@ -269,7 +269,7 @@ def test_frozen_parts_are_read_but_never_changed(way):
 
     start = weight(0, 0)
     group = Group(start, loss, targets([1], [1]), Sgd(0.25))
-    fitted = fit({"model": group}, Schedule(1), streams(2), way, frozen)
+    fitted = fit({"model": group}, Schedule(1), streams(2), backend, frozen)
     assert fitted.params["model"]["w"].tolist() == [1, 2]
     assert frozen["pull"].tolist() == [2, 4] and frozen["pull"].grad is None
     assert start["w"].tolist() == [0, 0]  # what is trained is never the sender's tensor
@@ -282,22 +282,22 @@ def test_dropout_trains_deterministically_and_leaves_the_global_generator_alone(
     def train(global_seed):
         torch.manual_seed(global_seed)
         before = torch.get_rng_state()
-        fitted = fit({"model": group}, Schedule(2, epochs=2), streams(2), "looped")
+        fitted = fit({"model": group}, Schedule(2, epochs=2), streams(2), "sequential")
         assert torch.equal(before, torch.get_rng_state())
         return fitted.params["model"]["0.weight"]
 
     assert torch.equal(train(1), train(2))
     off = Network(lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.0), nn.Linear(8, 2)))
     plain = group._replace(loss=ClassifierLoss(off))
-    without = fit({"model": plain}, Schedule(2, epochs=2), streams(2), "looped").params["model"]["0.weight"]
+    without = fit({"model": plain}, Schedule(2, epochs=2), streams(2), "sequential").params["model"]["0.weight"]
     assert not torch.allclose(train(1), without)
 
 
 def test_a_module_that_cannot_be_stacked_says_what_to_do():
     network = Network(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)))
     group = Group(starts(network, 2), ClassifierLoss(network), side_by_side([points(3, 0), points(3, 1)]), Sgd(0.3))
-    with pytest.raises(ConfigError, match=r"cannot be trained stacked.*engine.way = 'looped'"):
-        fit({"model": group}, Schedule(2), streams(2), "stacked")
+    with pytest.raises(ConfigError, match=r"cannot be trained batched.*engine.backend = 'sequential'"):
+        fit({"model": group}, Schedule(2), streams(2), "batched")
 
 
 @settings(deadline=None)

@@ -13,10 +13,10 @@ def cohort(*sizes):
 
 @settings(deadline=None, max_examples=30)
 @given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=4))
-@pytest.mark.parametrize("way", ["looped", "stacked"])
-def test_rows_of_padding_hold_zeros(way, sizes):
+@pytest.mark.parametrize("backend", ["sequential", "batched"])
+def test_rows_of_padding_hold_zeros(backend, sizes):
     scale = torch.arange(1.0, len(sizes) + 1)
-    answers = per_example(lambda tree, batch: batch.x * tree["scale"] + 1, {"scale": scale}, cohort(*sizes), way)
+    answers = per_example(lambda tree, batch: batch.x * tree["scale"] + 1, {"scale": scale}, cohort(*sizes), backend)
     for s, size in enumerate(sizes):
         assert answers[s, :size, 0].tolist() == [(s + 1) * n + 1 for n in range(1, size + 1)]
         assert not answers[s, size:].any()
@@ -30,23 +30,23 @@ def test_long_clients_are_read_in_pieces():
         return batch.x
 
     data = cohort(2 * CHUNK + 3)
-    assert torch.equal(per_example(spy, {}, data, "looped"), data.x)
+    assert torch.equal(per_example(spy, {}, data, "sequential"), data.x)
     assert lengths == [CHUNK, CHUNK, 3]
 
 
 def test_tensors_beside_the_examples_go_along():
     data = cohort(2, 3)
     data = data._replace(extra={"answer": data.x * 10})
-    for way in ("looped", "stacked"):
-        sums = per_example(lambda _tree, batch: batch.x + batch.extra["answer"], {}, data, way)
+    for backend in ("sequential", "batched"):
+        sums = per_example(lambda _tree, batch: batch.x + batch.extra["answer"], {}, data, backend)
         assert sums[1, :, 0].tolist() == [11, 22, 33]
     assert [one.extra["answer"].shape[0] for one in clients_of(data)] == [2, 3]
 
 
 def test_no_gradient_is_recorded():
     scale = torch.ones(1, requires_grad=True)
-    for way in ("looped", "stacked"):
-        assert not per_example(lambda tree, batch: batch.x * tree, scale, cohort(2), way).requires_grad
+    for backend in ("sequential", "batched"):
+        assert not per_example(lambda tree, batch: batch.x * tree, scale, cohort(2), backend).requires_grad
 
 
 def test_ragged_tensors_are_padded_at_the_end():

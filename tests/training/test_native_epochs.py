@@ -39,20 +39,20 @@ def rows(count, seed, shape=SHAPE, classes=3):
     return examples(x, torch.randint(0, classes, (count,), generator=generator))
 
 
-def train(way, optimizer, schedule, stopping_rows=None, counts=COUNTS, **group):
-    network = make_network(native=way == "native")
+def train(backend, optimizer, schedule, stopping_rows=None, counts=COUNTS, **group):
+    network = make_network(native=backend == "native")
     data = side_by_side([rows(count, seed) for seed, count in enumerate(counts)])
     start = trees.stack([network.init(seed) for seed in range(len(counts))])
     loss = ClassifierLoss(network)
     stopping = EarlyStopping(loss, side_by_side(stopping_rows), patience=1) if stopping_rows else None
     groups = {"model": Group(start, loss, data, optimizer, **group)}
-    return fit(groups, schedule, Streams(0, "test", 1, tuple(range(len(counts)))), way, stopping=stopping)
+    return fit(groups, schedule, Streams(0, "test", 1, tuple(range(len(counts)))), backend, stopping=stopping)
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.1), Sgd(0.1, momentum=0.9), Adam(1e-3)])
 @pytest.mark.parametrize("schedule", [Schedule(5, epochs=3), Schedule(5, steps=4)])
 def test_native_training_equals_the_loop_for_ragged_and_empty_clients(optimizer, schedule):
-    native, looped = train("native", optimizer, schedule), train("looped", optimizer, schedule)
+    native, looped = train("native", optimizer, schedule), train("sequential", optimizer, schedule)
     trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, looped)
     assert native.epochs_S.tolist() == looped.epochs_S.tolist()
     assert native.loss_S[2] == 0 and torch.equal(native.params["model"]["head.0.bias"][2], make_bias(2))
@@ -64,7 +64,7 @@ def make_bias(client):
 
 def test_early_stopping_sees_the_same_epochs_and_keeps_the_same_copies():
     against = [rows(count, seed)._replace(y=2 - rows(count, seed).y) for seed, count in enumerate(COUNTS)]
-    stopped = [train(way, Sgd(0.1), Schedule(5, epochs=6), against) for way in ("native", "looped")]
+    stopped = [train(backend, Sgd(0.1), Schedule(5, epochs=6), against) for backend in ("native", "sequential")]
     assert stopped[0].epochs_S.tolist() == stopped[1].epochs_S.tolist()
     assert 0 < min(stopped[0].epochs_S[[0, 1, 3]].tolist()) < 6
     trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), *(s.params for s in stopped))
@@ -81,9 +81,9 @@ def test_repetitions_and_company_change_no_bit():
 
 def test_embedded_words_train_natively_as_in_the_loop():
     trained = {}
-    for way in ("native", "looped"):
+    for backend in ("native", "sequential"):
         network = Network(lambda: nn.Sequential(nn.EmbeddingBag(9, 5), nn.Linear(5, 3)), input_shape=(4,))
-        if way == "native":
+        if backend == "native":
             network.go_native()
         parts = [
             examples(torch.randint(0, 9, (n, 4), generator=torch.Generator().manual_seed(n)), rows(n, n).y)
@@ -91,15 +91,15 @@ def test_embedded_words_train_natively_as_in_the_loop():
         ]
         start = trees.stack([network.init(s) for s in range(2)])
         groups = {"model": Group(start, ClassifierLoss(network), side_by_side(parts), Adam(0.01))}
-        trained[way] = fit(groups, Schedule(3, epochs=2), Streams(0, "test", 1, (0, 1)), way)
+        trained[backend] = fit(groups, Schedule(3, epochs=2), Streams(0, "test", 1, (0, 1)), backend)
     trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), *trained.values())
 
 
 # Mixtures of two experts
 
 
-def train_mixture(way, *, second_is_trained, optimizer):
-    expert, gate = make_network(native=way == "native"), make_network(native=way == "native", outputs=1)
+def train_mixture(backend, *, second_is_trained, optimizer):
+    expert, gate = make_network(native=backend == "native"), make_network(native=backend == "native", outputs=1)
     parts = [rows(count, seed) for seed, count in enumerate(COUNTS)]
     answers = [F.log_softmax(torch.randn(len(p.y), 3, generator=torch.Generator().manual_seed(9)), -1) for p in parts]
     data = side_by_side([p._replace(extra={"second": answer}) for p, answer in zip(parts, answers, strict=True)])
@@ -111,14 +111,15 @@ def train_mixture(way, *, second_is_trained, optimizer):
     if second_is_trained:
         start["second"] = trees.stack([expert.init("second", s) for s in clients])
     groups = {"mixture": Group(start, MixtureLoss(expert, gate, "first", "second"), data, optimizer)}
-    return fit(groups, Schedule(5, epochs=3), Streams(0, "test", 1, tuple(clients)), way)
+    return fit(groups, Schedule(5, epochs=3), Streams(0, "test", 1, tuple(clients)), backend)
 
 
 @pytest.mark.parametrize("second_is_trained", [True, False])
 @pytest.mark.parametrize("optimizer", [Sgd(0.1), Adam(1e-3)])
 def test_a_mixture_trains_natively_as_in_the_loop(second_is_trained, optimizer):
     native, looped = (
-        train_mixture(way, second_is_trained=second_is_trained, optimizer=optimizer) for way in ("native", "looped")
+        train_mixture(backend, second_is_trained=second_is_trained, optimizer=optimizer)
+        for backend in ("native", "sequential")
     )
     trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, looped)
 
@@ -162,10 +163,10 @@ def test_whatever_is_more_than_one_networks_cross_entropy_goes_step_by_step():
 
 
 def test_a_loss_with_more_to_it_trains_natively_step_by_step():
-    def with_term(way):
-        return train(way, Sgd(0.1), Schedule(5, epochs=2), batch_term=weight_decay)
+    def with_term(backend):
+        return train(backend, Sgd(0.1), Schedule(5, epochs=2), batch_term=weight_decay)
 
-    native, looped = with_term("native"), with_term("looped")
+    native, looped = with_term("native"), with_term("sequential")
     trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, looped)
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedmoe.training.optimizers import Adam, Sgd, descend, init_slots
+from fedmoe.training.optimizers import Adam, Sgd, descend, init_optimizer_state
 
 PAIRS = [
     (Sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
@@ -25,7 +25,7 @@ def test_every_step_is_the_one_of_torch_optim(ours, theirs):
     rng = torch.Generator().manual_seed(0)
     start, grads = torch.randn(2, 7, generator=rng), torch.randn(20, 2, 7, generator=rng)
     grads[:, :, 0], grads[:, :, 1] = 0, 1e-7  # where Adam's epsilon is all that matters
-    flat, slots = start.clone(), init_slots(ours, start)
+    flat, slots = start.clone(), init_optimizer_state(ours, start)
     for step, expected in enumerate(reference(theirs, start, grads), 1):
         descend(ours, flat, grads[step - 1], slots, step)
         torch.testing.assert_close(flat, expected, rtol=1e-6, atol=1e-6)
@@ -37,7 +37,7 @@ def test_clients_at_different_step_counts_step_as_if_alone(ours, theirs):
     rng = torch.Generator().manual_seed(1)
     start, grads = torch.randn(2, 5, generator=rng), torch.randn(15, 2, 5, generator=rng)
     grads[:, :, 0], grads[:, :, 1] = 0, 1e-7
-    flat, slots = start.clone(), init_slots(ours, start)
+    flat, slots = start.clone(), init_optimizer_state(ours, start)
     for step in range(1, 16):
         rows = [0] if step < 6 else [0, 1]
         part, held = flat[rows], {name: slot[rows] for name, slot in slots.items()}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.vocabulary import ClientId
+from fedmoe.core_types import ClientId
 
 T = TypeVar("T")
 

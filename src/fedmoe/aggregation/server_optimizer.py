@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, PositiveFloat
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedmoe.vocabulary import Tensors
+from fedmoe.core_types import Tensors
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedmoe.aggregation.experts import Observation
+from fedmoe.aggregation.expert_observation import Observation
+from fedmoe.core_types import ClientData, ClientId, Tree
 from fedmoe.errors import ConfigError
 from fedmoe.models.network import Network
 from fedmoe.partition.split import Indices
 from fedmoe.streams import Streams
-from fedmoe.training.inference import Way
-from fedmoe.training.plan import TrainingPlan
-from fedmoe.vocabulary import ClientData, ClientId, Tree
+from fedmoe.training.inference import Backend
+from fedmoe.training.settings import LocalTraining
 from fedmoe.wire import message
 
 
@@ -99,20 +99,20 @@ class Algorithm(NamedTuple):
     release: Exchange | None = None  # a declared gift of private parts; runs only where the config allows it
 
 
-class Setting(NamedTuple):
+class AlgorithmSetup(NamedTuple):
     """What a factory binds: the models, how long clients train, and how many take part."""
 
     expert: Network
     gate: Network
-    federated: TrainingPlan  # in the rounds
-    local: TrainingPlan  # from a fresh start, on the client alone
-    personal: TrainingPlan  # after the rounds
+    federated: LocalTraining  # in the rounds
+    local: LocalTraining  # from a fresh start, on the client alone
+    personal: LocalTraining  # after the rounds
     clients_per_round: int | None  # None: everyone who opted in
-    way: Way
+    backend: Backend
     num_clients: int = 0
     num_classes: int = 0
     input_shape: tuple[int, ...] = ()  # of one example
-    unlabelled_newcomers: tuple[ClientId, ...] = ()  # unseen clients without any training example
+    unlabelled_new_clients: tuple[ClientId, ...] = ()  # unseen clients without any training example
     release: bool = False  # whether clients will be asked for the private parts that an algorithm declares as a gift
     make_network: Callable[[int], Network] | None = None  # the expert's architecture with other outputs: routers
     # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.

@@ -11,25 +11,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedmoe.algorithms.algorithm import Algorithm, Setting
-from fedmoe.algorithms.partly_private import (
+from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
+from fedmoe.algorithms.partial_personalization import (
     Broadcast,
     ClientState,
-    PartlyPrivateConfig,
+    PartialPersonalizationConfig,
     PersonalState,
     answer,
     fit_private,
-    partly_private,
+    partial_personalization,
 )
-from fedmoe.vocabulary import Tensors
+from fedmoe.core_types import Tensors
 
 
-def biased_fedavg(config: PartlyPrivateConfig, setting: Setting) -> Algorithm:
-    expert = setting.expert
-    return partly_private(config, setting, {expert.output_bias_name}, mean_of_clients)._replace(
-        predict=lambda b, c, personal, x: predict(setting, b, c, personal, x),
+def biased_fedavg(config: PartialPersonalizationConfig, setup: AlgorithmSetup) -> Algorithm:
+    expert = setup.expert
+    return partial_personalization(config, setup, {expert.output_bias_name}, mean_of_clients)._replace(
+        predict=lambda b, c, personal, x: predict(setup, b, c, personal, x),
         personalize=lambda b, c, _personal, data, rng: fit_private(
-            setting, b, c._replace(private=bias_of(b, c)), data, rng
+            setup, b, c._replace(private=bias_of(b, c)), data, rng
         ),
     )
 
@@ -48,6 +48,6 @@ def bias_of(shared: Broadcast, client: ClientState) -> Tensors:
 
 
 def predict(
-    setting: Setting, shared: Broadcast, client: ClientState, personal: PersonalState | None, x: Tensor
+    setup: AlgorithmSetup, shared: Broadcast, client: ClientState, personal: PersonalState | None, x: Tensor
 ) -> Tensor:
-    return answer(setting.expert, shared, personal.private if personal else bias_of(shared, client), x)
+    return answer(setup.expert, shared, personal.private if personal else bias_of(shared, client), x)

@@ -4,23 +4,23 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedmoe.algorithms.algorithm import Algorithm, Setting
+from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
-from fedmoe.algorithms.fedmix import fedmix
-from fedmoe.algorithms.fedmix_states import FedMixConfig
+from fedmoe.algorithms.fedmix.algorithm import fedmix
+from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.algorithms.fine_tuned import fine_tuned
-from fedmoe.algorithms.local_global import LocalGlobalConfig, local_global
+from fedmoe.algorithms.lg_fedavg import LgFedAvgConfig, lg_fedavg
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
 from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
-from fedmoe.algorithms.partly_private import PartlyPrivateConfig
+from fedmoe.algorithms.partial_personalization import PartialPersonalizationConfig
 from fedmoe.algorithms.specialist_mixture import specialist_mixture
 from fedmoe.errors import ConfigError
 
 
 class Entry(NamedTuple):
     config: type[Any]
-    factory: Callable[[Any, Setting], Algorithm]
+    factory: Callable[[Any, AlgorithmSetup], Algorithm]
     title: str
     rounds: str | None  # algorithms with the same word have the same rounds: `compare` trains them once
 
@@ -32,8 +32,8 @@ CATALOG = {
     "specialist_mixture": Entry(FedAvgConfig, specialist_mixture, "Specialist mixture", "fedavg"),
     "local_global_mixture": Entry(FedAvgConfig, local_global_mixture, "Local-global mixture", "fedavg"),
     "fedmix": Entry(FedMixConfig, fedmix, "FedMix", None),
-    "biased_fedavg": Entry(PartlyPrivateConfig, biased_fedavg, "Biased FedAvg", None),
-    "local_global": Entry(LocalGlobalConfig, local_global, "Local/Global", None),
+    "biased_fedavg": Entry(PartialPersonalizationConfig, biased_fedavg, "Biased FedAvg", None),
+    "lg_fedavg": Entry(LgFedAvgConfig, lg_fedavg, "Local/Global", None),
 }
 
 

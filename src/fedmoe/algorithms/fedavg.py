@@ -18,15 +18,23 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedmoe.aggregation.averaging import weighted_mean
-from fedmoe.aggregation.experts import Held, Observation, observe_experts
+from fedmoe.aggregation.expert_observation import ExpertSubset, Observation, observe_experts
 from fedmoe.aggregation.server_optimizer import Moments, ServerOptimizer, init_moments, server_step
-from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Setting, Validation, uniform_sample
+from fedmoe.algorithms.algorithm import (
+    Algorithm,
+    AlgorithmSetup,
+    Exchange,
+    NoReport,
+    Nothing,
+    Validation,
+    uniform_sample,
+)
+from fedmoe.core_types import ClientData, ClientId, Tensors
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
-from fedmoe.training.inference import Way
+from fedmoe.training.inference import Backend
 from fedmoe.training.local import mean_loss, train_classifier
-from fedmoe.training.plan import TrainingPlan
-from fedmoe.vocabulary import ClientData, ClientId, Tensors
+from fedmoe.training.settings import LocalTraining
 from fedmoe.wire import message
 
 
@@ -69,12 +77,12 @@ class Score(NamedTuple):
     num_examples: Tensor
 
 
-def fedavg(config: FedAvgConfig, setting: Setting) -> Algorithm:
-    way = setting.way
+def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
+    backend = setup.backend
     train = Exchange(
         name="train",
         broadcast=send_model,
-        local_update=lambda b, c, data, rng: local_update(setting.expert, setting.federated, way, b, c, data, rng),
+        local_update=lambda b, c, data, rng: local_update(setup.expert, setup.federated, backend, b, c, data, rng),
         aggregate=lambda server, updates, *_: aggregate(server, updates, config.max_weight, config.server_optimizer),
         update_like=lambda broadcast: Update(broadcast.model, torch.zeros(())),
         broadcast_type=Broadcast,
@@ -84,7 +92,7 @@ def fedavg(config: FedAvgConfig, setting: Setting) -> Algorithm:
     )
     validate = train._replace(
         name="validate",
-        local_update=lambda b, c, data, _: validate_model(setting.expert, way, b, c, data),
+        local_update=lambda b, c, data, _: validate_model(setup.expert, backend, b, c, data),
         aggregate=lambda server, scores, *_: keep_best(server, scores),
         update_like=lambda _: Score(torch.zeros(()), torch.zeros(())),
         update_type=Score,
@@ -92,11 +100,11 @@ def fedavg(config: FedAvgConfig, setting: Setting) -> Algorithm:
     )
     return Algorithm(
         server_type=ServerState,
-        init_server=lambda seed: init_server(setting.expert, seed, config.server_optimizer),
+        init_server=lambda seed: init_server(setup.expert, seed, config.server_optimizer),
         round=(train,),
         delivery=(train._replace(name="deliver", broadcast=send_best_model),),
-        predict=lambda broadcast, _client, _personal, x: F.log_softmax(setting.expert(broadcast.model, x), dim=-1),
-        sample=uniform_sample(setting.clients_per_round),
+        predict=lambda broadcast, _client, _personal, x: F.log_softmax(setup.expert(broadcast.model, x), dim=-1),
+        sample=uniform_sample(setup.clients_per_round),
         validation=Validation(validate, config.validate_every),
     )
 
@@ -117,9 +125,15 @@ def send_best_model(server: ServerState, _client: ClientId, _replies: Sequence[U
 
 
 def local_update(
-    network: Network, plan: TrainingPlan, way: Way, shared: Broadcast, client: Nothing, data: ClientData, rng: Streams
+    network: Network,
+    plan: LocalTraining,
+    backend: Backend,
+    shared: Broadcast,
+    client: Nothing,
+    data: ClientData,
+    rng: Streams,
 ) -> tuple[Nothing, Update, TrainingReport]:
-    fitted = train_classifier(network, shared.model, data, plan, rng, way, stop_early=False)
+    fitted = train_classifier(network, shared.model, data, plan, rng, backend, stop_early=False)
     num_examples_S = data.train.counts.to(torch.float32)
     return client, Update(fitted.params["model"], num_examples_S), TrainingReport(fitted.loss_S)
 
@@ -156,15 +170,15 @@ def move_model(
 def observe(before: ServerState, updates: Mapping[ClientId, Update]) -> Observation:
     """One expert: how far apart the clients pull it (Reisser et al. 2021, eq. 17)."""
     alone = torch.tensor([0])
-    sent = {c: Held({name: leaf[None] for name, leaf in u.model.items()}, alone) for c, u in updates.items()}
+    sent = {c: ExpertSubset({name: leaf[None] for name, leaf in u.model.items()}, alone) for c, u in updates.items()}
     mass = {client: update.num_examples[None] for client, update in updates.items()}
     return observe_experts({name: leaf[None] for name, leaf in before.model.items()}, sent, mass)
 
 
 def validate_model(
-    network: Network, way: Way, shared: Broadcast, client: Nothing, data: ClientData
+    network: Network, backend: Backend, shared: Broadcast, client: Nothing, data: ClientData
 ) -> tuple[Nothing, Score, NoReport]:
-    loss_S = mean_loss(network, shared.model, data.validation, way).nan_to_num(0.0)
+    loss_S = mean_loss(network, shared.model, data.validation, backend).nan_to_num(0.0)
     return client, Score(loss_S, data.validation.counts.to(torch.float32)), NoReport()
 
 

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import Algorithm, Nothing, Setting
+from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Nothing
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.local_only import train_alone
+from fedmoe.core_types import ClientData, Tensors
 from fedmoe.models.mixture import log_mix
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import MixtureLoss
 from fedmoe.training.inference import Loss
 from fedmoe.training.local import train_mixture
-from fedmoe.vocabulary import ClientData, Tensors
 
 
 class PersonalState(NamedTuple):
@@ -28,30 +28,32 @@ class PersonalState(NamedTuple):
     gate: Tensors  # w_h^k
 
 
-def local_global_mixture(config: FedAvgConfig, setting: Setting) -> Algorithm:
-    return fedavg(config, setting)._replace(
+def local_global_mixture(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
+    return fedavg(config, setup)._replace(
         personal_type=PersonalState,
-        personalize=lambda b, _client, _personal, data, rng: personalize(setting, b, data, rng),
-        predict=lambda b, c, personal, x: predict(setting, b, c, personal, x),
+        personalize=lambda b, _client, _personal, data, rng: personalize(setup, b, data, rng),
+        predict=lambda b, c, personal, x: predict(setup, b, c, personal, x),
     )
 
 
-def personalize(setting: Setting, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
-    local_S = train_alone(setting, data, rng)  # Algorithm 1, line 6
-    gate_S = trees.stack([setting.gate.init(seed) for seed in rng.seeds("gate")])  # line 3
+def personalize(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
+    local_S = train_alone(setup, data, rng)  # Algorithm 1, line 6
+    gate_S = trees.stack([setup.gate.init(seed) for seed in rng.seeds("gate")])  # line 3
     start = {"general": shared.model, "local": local_S, "gate": gate_S}
-    trained = train_mixture(start, mixture_losses(setting), data, setting.personal, rng, setting.way)  # line 7
+    trained = train_mixture(start, mixture_losses(setup), data, setup.personal, rng, setup.backend)  # line 7
     return PersonalState(trained["general"], trained["local"], trained["gate"])
 
 
-def mixture_losses(setting: Setting) -> Loss:
+def mixture_losses(setup: AlgorithmSetup) -> Loss:
     """Eq. 6: the negative log of h(x) f_l(x) + (1 - h(x)) f_g(x) at the label."""
-    return MixtureLoss(setting.expert, setting.gate, first="local", second="general")
+    return MixtureLoss(setup.expert, setup.gate, first="local", second="general")
 
 
-def predict(setting: Setting, shared: Broadcast, _client: Nothing, personal: PersonalState | None, x: Tensor) -> Tensor:
+def predict(
+    setup: AlgorithmSetup, shared: Broadcast, _client: Nothing, personal: PersonalState | None, x: Tensor
+) -> Tensor:
     """Eq. 5; before personalisation the global model alone."""
     if personal is None:
-        return F.log_softmax(setting.expert(shared.model, x), dim=-1)
-    local_BC, general_BC = (F.log_softmax(setting.expert(p, x), dim=-1) for p in (personal.local, personal.general))
-    return log_mix(setting.gate(personal.gate, x), local_BC, general_BC)
+        return F.log_softmax(setup.expert(shared.model, x), dim=-1)
+    local_BC, general_BC = (F.log_softmax(setup.expert(p, x), dim=-1) for p in (personal.local, personal.general))
+    return log_mix(setup.gate(personal.gate, x), local_BC, general_BC)

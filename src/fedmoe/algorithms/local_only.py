@@ -10,10 +10,10 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Setting, uniform_sample
+from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Exchange, NoReport, Nothing, uniform_sample
+from fedmoe.core_types import ClientData, Tensors
 from fedmoe.streams import Streams
 from fedmoe.training.local import train_classifier
-from fedmoe.vocabulary import ClientData, Tensors
 from fedmoe.wire import message
 
 
@@ -31,24 +31,24 @@ class PersonalState(NamedTuple):
     local: Tensors  # w_l^k
 
 
-def local_only(_config: LocalOnlyConfig, setting: Setting) -> Algorithm:
+def local_only(_config: LocalOnlyConfig, setup: AlgorithmSetup) -> Algorithm:
     return Algorithm(
         server_type=Nothing,
         init_server=lambda _seed: Nothing(),
         round=(),
         delivery=(silence(),),
-        predict=lambda _broadcast, _client, personal, x: F.log_softmax(setting.expert(personal.local, x), dim=-1),
+        predict=lambda _broadcast, _client, personal, x: F.log_softmax(setup.expert(personal.local, x), dim=-1),
         sample=uniform_sample(None),
         personal_type=PersonalState,
-        personalize=lambda _broadcast, _client, _personal, data, rng: PersonalState(train_alone(setting, data, rng)),
+        personalize=lambda _broadcast, _client, _personal, data, rng: PersonalState(train_alone(setup, data, rng)),
     )
 
 
-def train_alone(setting: Setting, data: ClientData, rng: Streams) -> Tensors:
+def train_alone(setup: AlgorithmSetup, data: ClientData, rng: Streams) -> Tensors:
     """f_l^k: own random initialisation, all local data, early stopping."""
-    start_S = trees.stack([setting.expert.init(seed) for seed in rng._replace(scope="local").seeds("init")])
+    start_S = trees.stack([setup.expert.init(seed) for seed in rng._replace(scope="local").seeds("init")])
     here = rng._replace(scope="local")
-    fitted = train_classifier(setting.expert, start_S, data, setting.local, here, setting.way, stop_early=True)
+    fitted = train_classifier(setup.expert, start_S, data, setup.local, here, setup.backend, stop_early=True)
     local_S: Tensors = fitted.params["model"]
     return local_S
 

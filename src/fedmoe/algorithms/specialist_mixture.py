@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import Algorithm, Nothing, Setting
+from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Nothing
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.fine_tuned import fine_tune
+from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.models.mixture import log_mix
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import MixtureLoss, log_probs
 from fedmoe.training.inference import Loss, per_example
 from fedmoe.training.local import train_mixture
-from fedmoe.vocabulary import ClientData, Examples, Tensors, Tree
 
 
 class PersonalState(NamedTuple):
@@ -28,43 +28,45 @@ class PersonalState(NamedTuple):
     gate: Tensors  # w_h^k
 
 
-def specialist_mixture(config: FedAvgConfig, setting: Setting) -> Algorithm:
-    return fedavg(config, setting)._replace(
+def specialist_mixture(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
+    return fedavg(config, setup)._replace(
         personal_type=PersonalState,
-        personalize=lambda b, _client, _personal, data, rng: personalize(setting, b, data, rng),
-        predict=lambda b, c, personal, x: predict(setting, b, c, personal, x),
+        personalize=lambda b, _client, _personal, data, rng: personalize(setup, b, data, rng),
+        predict=lambda b, c, personal, x: predict(setup, b, c, personal, x),
     )
 
 
-def personalize(setting: Setting, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
-    specialist_S = fine_tune(setting, shared, data, rng).specialist  # Algorithm 1, lines 6-7
-    gate_S = trees.stack([setting.gate.init(seed) for seed in rng.seeds("gate")])  # line 3
+def personalize(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
+    specialist_S = fine_tune(setup, shared, data, rng).specialist  # Algorithm 1, lines 6-7
+    gate_S = trees.stack([setup.gate.init(seed) for seed in rng.seeds("gate")])  # line 3
     frozen: Tree = shared.model
-    if not setting.personal.augment:  # else every batch has images that f_g has not answered yet
-        data, frozen = data.map(lambda part: with_general_answers(setting, shared, part)), None
-    losses = mixture_losses(setting)
+    if not setup.personal.augment:  # else every batch has images that f_g has not answered yet
+        data, frozen = data.map(lambda part: with_general_answers(setup, shared, part)), None
+    losses = mixture_losses(setup)
     start = {"specialist": specialist_S, "gate": gate_S}
-    trained = train_mixture(start, losses, data, setting.personal, rng, setting.way, frozen)  # line 9
+    trained = train_mixture(start, losses, data, setup.personal, rng, setup.backend, frozen)  # line 9
     return PersonalState(trained["specialist"], trained["gate"])
 
 
-def with_general_answers(setting: Setting, shared: Broadcast, examples: Examples) -> Examples:
+def with_general_answers(setup: AlgorithmSetup, shared: Broadcast, examples: Examples) -> Examples:
     """f_g is frozen (line 8), so its log-probabilities on a client's data never change: compute them once."""
     answers_SNC = per_example(
-        lambda model, batch: log_probs(setting.expert, model, batch), shared.model, examples, setting.way
+        lambda model, batch: log_probs(setup.expert, model, batch), shared.model, examples, setup.backend
     )
     return examples._replace(extra={**examples.extra, "general": answers_SNC})
 
 
-def mixture_losses(setting: Setting) -> Loss:
+def mixture_losses(setup: AlgorithmSetup) -> Loss:
     """Eq. 7: the negative log of h(x) f_s(x) + (1 - h(x)) f_g(x) at the label."""
-    return MixtureLoss(setting.expert, setting.gate, first="specialist", second="general")
+    return MixtureLoss(setup.expert, setup.gate, first="specialist", second="general")
 
 
-def predict(setting: Setting, shared: Broadcast, _client: Nothing, personal: PersonalState | None, x: Tensor) -> Tensor:
+def predict(
+    setup: AlgorithmSetup, shared: Broadcast, _client: Nothing, personal: PersonalState | None, x: Tensor
+) -> Tensor:
     """Eq. 6; before personalisation the global model alone."""
-    general_BC = F.log_softmax(setting.expert(shared.model, x), dim=-1)
+    general_BC = F.log_softmax(setup.expert(shared.model, x), dim=-1)
     if personal is None:
         return general_BC
-    specialist_BC = F.log_softmax(setting.expert(personal.specialist, x), dim=-1)
-    return log_mix(setting.gate(personal.gate, x), specialist_BC, general_BC)
+    specialist_BC = F.log_softmax(setup.expert(personal.specialist, x), dim=-1)
+    return log_mix(setup.gate(personal.gate, x), specialist_BC, general_BC)

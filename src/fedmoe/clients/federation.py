@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fedmoe import trees
 from fedmoe.clients.opt_out import OptOut
+from fedmoe.core_types import ClientData, ClientId, Examples, Tensors
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.errors import DataError
 from fedmoe.partition.draw import Transform
 from fedmoe.partition.split import Indices, Split
-from fedmoe.vocabulary import ClientData, ClientId, Examples, Tensors
 
 
-class Holdings(Protocol):
+class ClientDataset(Protocol):
     """Everything that one client holds. Test examples are only ever scored. Parts may be made when first asked for."""
 
     @property
@@ -35,7 +35,7 @@ class Holdings(Protocol):
 
 
 class Records(NamedTuple):
-    """Holdings that are there already."""
+    """ClientDataset that are there already."""
 
     train: Examples
     validation: Examples
@@ -54,16 +54,18 @@ class Federation:
     input_shape: tuple[int, ...]
     participants: Indices  # training clients that opted in and have an opted-in training record
     global_test: Examples
-    load: Callable[[ClientId], Holdings]
+    load: Callable[[ClientId], ClientDataset]
     names: Sequence[str] | None = None
     digest: str = ""  # of the split: two runs with the same one saw the same data
     vocabulary_size: int | None = None  # of texts: how many ids there are, padding (0) included
     # What else is known of every training and validation example, in `Examples.extra`: names, and how many values.
     side_values: Mapping[str, int] = field(default_factory=dict)
-    union: ClientId | None = None  # the unseen client that is scored on everyone's validation examples, if there is one
+    pooled: ClientId | None = (
+        None  # the unseen client that is scored on everyone's validation examples, if there is one
+    )
 
     def may_send(self, client: ClientId) -> bool:
-        """Whether anything may leave this client: it takes part, or it is a newcomer that is asked what it needs."""
+        """Whether anything may leave this client: it takes part, or it is a new client that is asked what it needs."""
         at = int(np.searchsorted(self.participants, client))
         return client >= self.num_clients or bool(at < len(self.participants) and self.participants[at] == client)
 

@@ -103,10 +103,10 @@ def _records_by_mask(split: Split, masks: Mapping[int, Flags]) -> Flags:
 def _known_clients(key: str, clients: Sequence[int], split: Split) -> Indices:
     ids = np.array(list(clients), dtype=np.int64)
     known = split.num_clients + split.num_unseen
-    strangers = ids[(ids < 0) | (ids >= known)]
-    if strangers.size:
+    unknown = ids[(ids < 0) | (ids >= known)]
+    if unknown.size:
         raise ConfigError(
-            f"opt_out.{key} names client {strangers[0]}, but clients go from 0 to {known - 1}. Remove it from the list."
+            f"opt_out.{key} names client {unknown[0]}, but clients go from 0 to {known - 1}. Remove it from the list."
         )
     return ids
 

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 from fedmoe import trees
 from fedmoe.clients.federation import Federation, Records, examples, take
+from fedmoe.core_types import Examples, Tensors
 from fedmoe.errors import DataError
 from fedmoe.streams import torch_stream
-from fedmoe.vocabulary import Examples, Tensors
 
 Array = Tensor | NDArray[Any]
 Rows = tuple[Array, Array] | tuple[Array, Array, Mapping[str, Array]]  # x (N, ...), y (N,), side information (N,)

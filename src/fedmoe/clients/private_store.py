@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedmoe import trees
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import decode_tensors
 from fedmoe.errors import RunError
-from fedmoe.vocabulary import ClientId, Tree
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedmoe.data.formats import REMEDY, read_content
 from fedmoe.data.images import WRITERS_FILE
-from fedmoe.data.known import SOURCES
-from fedmoe.data.source import Format, Source
+from fedmoe.data.registry import SOURCES
+from fedmoe.data.source_spec import Format, Source
 from fedmoe.data.unpack import read_members
 from fedmoe.errors import DataError
 

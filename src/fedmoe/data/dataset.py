@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedmoe.vocabulary import Tensors
+from fedmoe.core_types import Tensors
 
 
 def unchanged(x: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fedmoe.data.convert import CONVERTERS, Downloads
 from fedmoe.data.fetch import Progress, Show, fetch
-from fedmoe.data.source import Remote, Source
-from fedmoe.data.sources import READERS, VARIABLE, data_folder, find_source, missing_files
+from fedmoe.data.loading import READERS, VARIABLE, data_folder, find_source, missing_files
+from fedmoe.data.source_spec import Remote, Source
 from fedmoe.data.unpack import read_members
 from fedmoe.errors import DataError
 

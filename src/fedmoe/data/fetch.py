@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from fedmoe.data.source import Remote
+from fedmoe.data.source_spec import Remote
 from fedmoe.errors import DataError
 
 CHUNK = 1 << 16

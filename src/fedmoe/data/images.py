@@ -10,7 +10,7 @@ from torch import Tensor
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.data.formats import REMEDY, as_labels, cifar_records, parse_cifar, parse_idx, read_content, verify
 from fedmoe.data.npz import read_npz
-from fedmoe.data.source import Source
+from fedmoe.data.source_spec import Source
 from fedmoe.errors import DataError
 
 COARSE_CLASSES = 20

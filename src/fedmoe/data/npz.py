@@ -75,9 +75,9 @@ def load_npz_folder(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
     if not path.is_dir():
         raise DataError(f"{path} is not a folder. Set data.folder to a folder with one .npz file per client.")
     files = sorted(file for file in path.iterdir() if not file.name.startswith("."))
-    strangers = [file.name for file in files if file.suffix != ".npz"]
-    if strangers:
-        raise DataError(f"{path} holds {strangers[0]}, which is no client's .npz file. Move it out of the folder.")
+    unknown = [file.name for file in files if file.suffix != ".npz"]
+    if unknown:
+        raise DataError(f"{path} holds {unknown[0]}, which is no client's .npz file. Move it out of the folder.")
     if not files:
         raise DataError(f"{path} holds no .npz file. Put one per client there, with arrays x and y.")
     clients = {file.stem: _read_client(file) for file in files}

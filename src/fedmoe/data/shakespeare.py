@@ -12,7 +12,7 @@ from fedmoe.data.dataset import Dataset, Table
 from fedmoe.data.formats import REMEDY, read_content, verify
 from fedmoe.data.lexicon import FIRST_WORD, UNKNOWN, as_ids
 from fedmoe.data.lines import json_lines, require_all
-from fedmoe.data.source import Source
+from fedmoe.data.source_spec import Source
 from fedmoe.errors import DataError
 
 STRIDE = 16  # every 16th character is a target: a sixteenth of the memory, and hardly any repetition within a role

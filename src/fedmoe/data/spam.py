@@ -9,7 +9,7 @@ from torch import Tensor
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.data.formats import REMEDY, read_content, verify
 from fedmoe.data.lexicon import as_ids
-from fedmoe.data.source import Source
+from fedmoe.data.source_spec import Source
 from fedmoe.errors import DataError
 
 LARGEST_WORD = 157_127  # word ids of task B go from 1 to this; the words themselves were never published

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedmoe.data.dataset import Dataset, Table
-from fedmoe.data.source import Source
+from fedmoe.data.source_spec import Source
 
 DRAW_SEED = 2019  # fixed: the points belong to the data set, not to a run
 MEANS = ((-2.0, 1.4), (2.0, -0.6))  # of (x, y) for the two users

@@ -13,7 +13,7 @@ from fedmoe.data.dataset import Dataset, Table
 from fedmoe.data.formats import REMEDY, read_content, verify
 from fedmoe.data.lexicon import as_ids, encode
 from fedmoe.data.lines import decode, json_lines, require_all, require_rows
-from fedmoe.data.source import Source
+from fedmoe.data.source_spec import Source
 from fedmoe.errors import DataError
 
 BLANK_LINE = re.compile(r"\r?\n\r?\n")

@@ -3,8 +3,8 @@
 from typing import Any, NamedTuple
 
 from fedmoe import trees, wire
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes, Parts
-from fedmoe.vocabulary import ClientId, Tree
 
 # Which tensors a broadcast holds, under which names.
 Identity = tuple[tuple[str, int], ...]
@@ -22,8 +22,10 @@ def frame_of(header: dict[str, Any], cohort: Cohort, encoded: dict[int, Parts]) 
         if id(broadcast) not in encoded:
             encoded[id(broadcast)] = wire.encode(broadcast)
         blobs.setdefault(id(broadcast), len(blobs))
-    which = [blobs[id(broadcast)] for broadcast in cohort.broadcasts]
-    return wire.pack({**header, "clients": cohort.clients, "which": which}, [encoded[one] for one in blobs])
+    broadcast_index = [blobs[id(broadcast)] for broadcast in cohort.broadcasts]
+    return wire.pack(
+        {**header, "clients": cohort.clients, "broadcast_index": broadcast_index}, [encoded[one] for one in blobs]
+    )
 
 
 def shared(broadcasts: dict[ClientId, Tree]) -> dict[ClientId, Tree]:

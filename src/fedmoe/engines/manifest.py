@@ -6,7 +6,7 @@ Experts that a message holds side by side are counted one by one.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedmoe.vocabulary import ClientId, Tensors
+from fedmoe.core_types import ClientId, Tensors
 from fedmoe.wire import by_expert
 
 Sent = dict[str, dict[str, int]]  # bytes by exchange and client
@@ -30,7 +30,7 @@ class Manifest:
         self, exchange: str, clients: Sequence[ClientId], places: Sequence[int], update_S: Tensors, report_S: Tensors
     ) -> None:
         """The messages of some clients of a group, at their places in it."""
-        if "which" in update_S and len(clients) > 1:  # they may hold different experts
+        if "expert_ids" in update_S and len(clients) > 1:  # they may hold different experts
             for client, place in zip(clients, places, strict=True):
                 self.count_up(exchange, [client], [place], update_S, report_S)
             return

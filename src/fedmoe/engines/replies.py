@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Exchange, no_fault
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
-from fedmoe.engines.door import faults_in_reports, faults_in_updates
 from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.update_checks import faults_in_reports, faults_in_updates
 from fedmoe.errors import MessageError
-from fedmoe.vocabulary import ClientId, Tree
 
 
 class Reply(NamedTuple):

@@ -10,11 +10,11 @@ from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, Nothing
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.private_store import PrivateStore
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, RunError
 from fedmoe.evaluation.metrics import Score, score_examples
 from fedmoe.streams import Streams
-from fedmoe.vocabulary import ClientId, Tree
 
 ERRORS: dict[str, type[FedmoeError]] = {
     kind.__name__: kind for kind in (ConfigError, DataError, MessageError, RunError)
@@ -107,7 +107,7 @@ class Worker:
         models: dict[str, Tree | None] = {"before": None} if self.algorithm.round else {}
         if self.algorithm.personalize and personalized:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, clock + 1)
-        own = "union" if client == self.federation.union else "own"
+        own = "pooled" if client == self.federation.pooled else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
         unseen = client >= self.federation.num_clients
         return [
@@ -149,7 +149,7 @@ class Worker:
 
     def _received(self, exchange: Exchange, header: dict[str, Any], blobs: list[memoryview]) -> list[Tree]:
         distinct = [wire.decode(exchange.broadcast_type, blob) for blob in blobs]
-        return [distinct[which] for which in header["which"]]
+        return [distinct[index] for index in header["broadcast_index"]]
 
     def _client_state(self, shared: Tree, client: ClientId, clock: int) -> Tree:
         if self.algorithm.client_type is Nothing:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmoe.training.plan import TrainingPlan
+from fedmoe.training.settings import LocalTraining
 
 SUM_WEIGHT = 1e3  # how firmly least squares holds the sum of shares to 1
 UNIFORM_PULL = 1e-4  # what many distributions explain alike is read as the one nearest to uniform
 
 
-def step_length(plan: TrainingPlan, num_examples: float) -> float | None:
+def step_length(plan: LocalTraining, num_examples: float) -> float | None:
     """How far a constant gradient of 1 moves a weight in one client's training; None where that has no fixed length.
 
     The server knows the plan, and the number of examples is in the update. Adam's steps do not scale with gradients.

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedmoe.core_types import Examples
 from fedmoe.training.inference import CHUNK
-from fedmoe.vocabulary import Examples
 
 
 class Score(NamedTuple):
@@ -16,7 +16,7 @@ class Score(NamedTuple):
     client: int
     unseen: bool  # the client never trained with the others
     model: str  # "before" or "after" personalisation
-    data: str  # "own", "global", or "union": a sample of all clients' validation examples
+    data: str  # "own", "global", or "pooled": a sample of all clients' validation examples
     accuracy: float
     loss: float  # mean negative log-likelihood
     examples: int

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedmoe import trees
-from fedmoe.vocabulary import Tree
+from fedmoe.core_types import Tree
 
 
 class PersonalModel(nn.Module):

@@ -26,7 +26,7 @@ def summarise(results: Sequence[Result]) -> list[Row]:
             "own": _cell(runs, data="own", unseen=False),
             "global": _cell(runs, data="global", unseen=False),
             "unseen": _cell(runs, data="own", unseen=True),
-            "union": _cell(runs, data="union", unseen=True),
+            "pooled": _cell(runs, data="pooled", unseen=True),
         }
         for title, runs in methods.items()
     ]

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from fedmoe.core_types import Tensors
 from fedmoe.models.network import Network
-from fedmoe.vocabulary import Tensors
 
 
 def expert_answers(network: Network, experts_H: Tensors, x: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:
@@ -55,9 +55,9 @@ def log_gate(gate: Tensors, pooled_BF: Tensor) -> Tensor:
     return F.log_softmax(F.linear(pooled_BF, gate["weight"], gate["bias"]), dim=-1)
 
 
-def kept_gate(log_gate_BK: Tensor, which_H: Tensor, in_use_H: Tensor) -> Tensor:
+def kept_gate(log_gate_BK: Tensor, expert_ids_H: Tensor, in_use_H: Tensor) -> Tensor:
     """The gate over the experts held, renormalised over those in use; -inf for the others."""
-    return F.log_softmax(log_gate_BK[:, which_H].masked_fill(~in_use_H, -torch.inf), dim=-1)
+    return F.log_softmax(log_gate_BK[:, expert_ids_H].masked_fill(~in_use_H, -torch.inf), dim=-1)
 
 
 def log_mixture(log_gate_BH: Tensor, log_probs_HBC: Tensor) -> Tensor:

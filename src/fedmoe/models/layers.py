@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedmoe.core_types import Tensors
 from fedmoe.models.network import Network
-from fedmoe.vocabulary import Tensors
 
 
 class Layer(NamedTuple):

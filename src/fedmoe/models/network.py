@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedmoe.core_types import Tensors
 from fedmoe.errors import ConfigError, MessageError
 from fedmoe.models.dense import cohort_forward
 from fedmoe.native.build import NoKernels
 from fedmoe.native.kernel import Kernel
 from fedmoe.native.program import Program, Unsupported, program_of, without_output
 from fedmoe.streams import derive_seed
-from fedmoe.vocabulary import Tensors
 
 ModuleOrFactory = nn.Module | Callable[[], nn.Module]
 
 # Layers whose batched kernels beat a loop over clients on a CPU. Convolutions turn into grouped ones, which lose;
 # recurrent kernels have no batching rule at all.
-STACKING_PAYS = (
+BATCHING_PAYS = (
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.Flatten, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU,
     nn.LogSoftmax, nn.Softmax,
 )  # fmt: skip
@@ -181,12 +181,12 @@ class Network:
         self._installed = params
 
     @property
-    def stacking_pays(self) -> bool:
+    def batching_pays(self) -> bool:
         layers = [module for module in self._module.modules() if not list(module.children())]
         bare = any(
-            list(m.parameters(recurse=False)) for m in self._module.modules() if not isinstance(m, STACKING_PAYS)
+            list(m.parameters(recurse=False)) for m in self._module.modules() if not isinstance(m, BATCHING_PAYS)
         )
-        return not bare and all(isinstance(layer, STACKING_PAYS) for layer in layers)
+        return not bare and all(isinstance(layer, BATCHING_PAYS) for layer in layers)
 
     def check_output(self, x: Tensor, num_outputs: int) -> None:
         """Refuse a module that does not answer (B, num_outputs) for a batch of this client's inputs."""

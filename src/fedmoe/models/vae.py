@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedmoe.core_types import Tensors
 from fedmoe.models.network import Network
-from fedmoe.vocabulary import Tensors
 
 LATENT, HIDDEN = 32, (512, 256)
 

@@ -13,7 +13,17 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SOURCES = ("vectors.h", "layer.h", "dense.h", "conv.h", "chain.h", "losses.h", "bound.h", "training.h", "kernels.cpp")
+SOURCES = (
+    "vectors.h",
+    "layer.h",
+    "dense.h",
+    "conv.h",
+    "chain.h",
+    "losses.h",
+    "fedmix_objective.h",
+    "training.h",
+    "kernels.cpp",
+)
 # No fast-math: NaN and infinity travel as in PyTorch.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 SECONDS_TO_COMPILE = 300

@@ -61,7 +61,7 @@ void fedmoe_backward(const Layer* layers, int64_t count, int64_t items, int64_t 
 
 // Local training of clients, one after another: by cross-entropy of one network or of a mixture of two, or by FedMix's
 // bound, unless that is null. Writes the sum of each client's mean losses of its batches.
-void fedmoe_train(const Net* nets, int64_t num_nets, const Bound* bound, const Client* clients, int64_t count,
+void fedmoe_train(const Net* nets, int64_t num_nets, const FedMixObjective* bound, const Client* clients, int64_t count,
                   int64_t num_weights, const Optimizer* optimizer, double* losses) {
   for (int64_t c = 0; c < count; c++) losses[c] = train_one(nets, num_nets, bound, clients[c], num_weights, *optimizer);
 }

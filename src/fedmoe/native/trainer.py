@@ -32,8 +32,8 @@ class Net(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Bound(ctypes.Structure):
-    """`struct Bound` in bound.h: where the parts beside the experts start, and sizes."""
+class FedMixObjective(ctypes.Structure):
+    """`struct FedMixObjective` in fedmix_objective.h: where the parts beside the experts start, and sizes."""
 
     _fields_: ClassVar[list[Any]] = [
         *((name, ctypes.c_int64) for name in ("posterior", "gate_weight", "gate_bias")),
@@ -50,10 +50,10 @@ class Trainer:
         kernels: Sequence[Kernel],
         offsets: Sequence[NDArray[np.int64]],
         optimizer: OptimizerSettings,
-        bound: Bound | None = None,
+        bound: FedMixObjective | None = None,
     ) -> None:
         """`offsets`: where the parameters of each network start in a client's flat vector."""
-        self._kernels, self._offsets = list(kernels), list(offsets)  # kept alive for `_nets`
+        self._kernels, self._offsets = list(kernels), list(offsets)  # kept still_training for `_nets`
         self._optimizer, self._bound = optimizer, bound
         self._nets = (Net * len(self._kernels))(
             *(
@@ -93,11 +93,11 @@ class Steps(NamedTuple):
     steps_before: int
 
 
-class Holding(NamedTuple):
+class FedMixInputs(NamedTuple):
     """What the clients of a cohort know of FedMix's experts; the letters of `models.expert_mixture`."""
 
     condition_SN: Tensor  # of each example: which row of q
-    which_SH: Tensor
+    expert_ids_SH: Tensor
     in_use_SH: Tensor  # bool
     shares_SR: Tensor
     usage_SK: Tensor | None = None  # q(z|s) where every client has its own: moved in place, by its closed form
@@ -116,12 +116,12 @@ class Rows:
         flat_SP: Tensor,
         slots: Sequence[Tensor],
         given_SN: Tensor | None = None,
-        holding: Holding | None = None,
+        holding: FedMixInputs | None = None,
     ) -> None:
         mean, square = [*slots, None, None][:2]
-        held = holding or [None] * len(Holding._fields)
+        held = holding or [None] * len(FedMixInputs._fields)
         tensors = (images_SN, y_SN, given_SN, flat_SP, mean, square, *held)
-        self._tensors = tensors  # kept alive: `starts` points into them
+        self._tensors = tensors  # kept still_training: `starts` points into them
         self.num_weights = flat_SP.shape[1]
         places = [
             (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0) * tensor.element_size())

@@ -1,6 +1,6 @@
 // Whole local training of one client: batches, forward, loss, backward and optimizer step.
 #pragma once
-#include "bound.h"
+#include "fedmix_objective.h"
 #include "chain.h"
 #include "losses.h"
 
@@ -44,7 +44,7 @@ struct Client {
   const int64_t* y;
   const float* given;
   float *flat, *mean, *square;
-  Holding holding;  // of a client that trains a bound
+  FedMixInputs holding;  // of a client that trains a bound
   const int64_t *order, *ends;
   int64_t steps, steps_before;
 };
@@ -104,7 +104,7 @@ static double plain_step(std::vector<Member>& nets, const Client& client, const 
 }
 
 // FedMix's experts, gate and q together over a batch; an expert that is not in use neither answers nor learns.
-static double bound_step(const Bound& at, std::vector<Member>& experts, const Client& client, const int64_t* order,
+static double bound_step(const FedMixObjective& at, std::vector<Member>& experts, const Client& client, const int64_t* order,
                          const std::vector<const float*>& rows, float* gradient, Scratch& scratch) {
   const Layer &last = experts[0].last(), &before = experts[0].net.layers[experts[0].net.count - 2];
   Answers answers{(int64_t)experts.size(), (int64_t)rows.size(), last.out_size(), {}, {}, last.out_stride(),
@@ -125,7 +125,7 @@ static double bound_step(const Bound& at, std::vector<Member>& experts, const Cl
   return loss;
 }
 
-static double train_one(const Net* nets, int64_t num_nets, const Bound* bound, const Client& client, int64_t num_weights,
+static double train_one(const Net* nets, int64_t num_nets, const FedMixObjective* bound, const Client& client, int64_t num_weights,
                         const Optimizer& optimizer) {
   static thread_local Scratch scratch;
   float* gradient = scratch.floats(10, num_weights);

@@ -60,7 +60,7 @@ def class_parts(total_K: Indices, num_clients: int, alpha: float, seed: int) -> 
 def client_parts(size: int, supply_K: Indices, num_clients: int, alpha: float, seed: int) -> Indices:
     """How many rows of each class go to each client (C, K), `size` to each, none of them twice.
 
-    A class without rows left leaves its chance to the others. Who draws when goes by lot: else the clients numbered
+    A class without rows left leaves its chance to the others. Who draws when goes at random: else the clients numbered
     last, the unseen ones, would be those that get what is left over.
     """
     counts_CK = np.zeros((num_clients, len(supply_K)), dtype=np.int64)

@@ -31,7 +31,7 @@ def base_split(labels: Labels, config: DomainSplit, seed: int) -> Split:
 
 
 def with_domains(split: Split, key: str, num_domains: int, seed: int) -> Split:
-    """Domains by lot, each with the same number of training clients and of unseen ones, give or take one."""
+    """Domains at random, each with the same number of training clients and of unseen ones, give or take one."""
     require_domains(key, num_domains)
     rng = stream(seed, key, num_domains)
     dealt = [rng.permutation(np.arange(number) % num_domains) for number in (split.num_clients, split.num_unseen)]
@@ -86,7 +86,7 @@ def mixed_angles(client: int, part: str, number: int, num_angles: int, angle_alp
 
 
 def label_permutations(number: int, num_classes: int, seed: int) -> Indices:
-    """(number, K): the first leaves labels as they are, the others are by lot; with two labels or more they differ."""
+    """(number, K): the first leaves labels as they are, the others are random; with two or more labels they differ."""
     permutations = [np.arange(num_classes)]
     while len(permutations) < number:
         drawn = stream(seed, "permutation", len(permutations)).permutation(num_classes)

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmoe.core_types import ClientId, Tensors
 from fedmoe.data.dataset import Dataset
 from fedmoe.errors import ConfigError
 from fedmoe.partition import domains
@@ -20,7 +21,6 @@ from fedmoe.partition.quotas import Labels
 from fedmoe.partition.settings import NaturalSplit, PachinkoSplit, PermutationSplit, RotationSplit, SplitConfig
 from fedmoe.partition.size_skew import split_by_size
 from fedmoe.partition.split import Split
-from fedmoe.vocabulary import ClientId, Tensors
 
 
 class Transform(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedmoe.errors import DataError
-from fedmoe.partition.own_rows import Cut, split_own_rows
+from fedmoe.partition.per_client_holdout import Cut, split_own_rows
 from fedmoe.partition.split import Indices, Shards, Split
 
 ROW_FIELD = "row"

@@ -53,7 +53,7 @@ def label_demands(
 ) -> Indices:
     """Rows by (training or validation, client, class): each client spreads its sizes evenly over `wanted` labels.
 
-    A client takes the labels that are used least, ties by lot; anchors take fresh ones; the last `num_new` clients take
+    A client takes the labels used least, ties at random; anchors take fresh ones; the last `num_new` clients take
     the first set of labels in that order that none of the others has.
     """
     demand = np.zeros((len(sizes), len(wanted), len(supply_K)), dtype=np.int64)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmoe.partition.own_rows import Cut, split_own_rows
+from fedmoe.partition.per_client_holdout import Cut, split_own_rows
 from fedmoe.partition.quotas import offsets
 from fedmoe.partition.split import Shards, Split
 

@@ -23,7 +23,7 @@ def stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
 
 
 def quotas(total: int, shares: ArrayLike, rng: np.random.Generator) -> Indices:
-    """`total` apportioned by largest remainder: sums exactly, each within one of its exact share; ties go by lot.
+    """`total` apportioned by largest remainder: sums exactly, each within one of its exact share; ties go at random.
 
     >>> quotas(10, [0.5, 0.31, 0.19], np.random.default_rng(0))
     array([5, 3, 2])

@@ -9,7 +9,7 @@ from fedmoe.report.methods import Method, Result, group
 from fedmoe.report.svg import Frame, Scale
 
 GIGABYTE = 1e9
-KINDS = {"own": "clients' own test data", "unseen": "unseen clients' data", "union": "the union, for a newcomer"}
+KINDS = {"own": "clients' own test data", "unseen": "unseen clients' data", "pooled": "the pooled, for a new client"}
 AXES = {"round": "Round", "bytes": "GB sent, up and down →"}
 
 Point = tuple[float, float]

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from fedmoe.evaluation.summary import summarise
-from fedmoe.report import curves, experts, figures
+from fedmoe.report import curves, expert_figures, figures
 from fedmoe.report.methods import Method, Result, Row, group
 from fedmoe.report.svg import colour_rules, element, escape
 
@@ -85,7 +85,12 @@ def _distinct(values: Iterable[object], between: str = ", ") -> str:
 def _summary(table: Sequence[Row]) -> str:
     if not table:
         return ""
-    kinds = {"own": "Own data", "global": "Global test", "unseen": "Unseen clients", "union": "Newcomer on the union"}
+    kinds = {
+        "own": "Own data",
+        "global": "Global test",
+        "unseen": "Unseen clients",
+        "pooled": "New client on the pooled",
+    }
     kinds = {kind: name for kind, name in kinds.items() if any(row.get(kind) for row in table)}
     names = ["Method", *kinds.values(), "Spread", "Worst decile"]
     best = {kind: max(row[kind]["mean"] for row in table if row.get(kind)) for kind in kinds}
@@ -109,7 +114,7 @@ def _how_to_read(table: Sequence[Row]) -> str:
         "Worst decile: mean of the tenth of clients with the lowest accuracy, own data. Bold: highest mean."
         + (
             " Union: of all validation examples, for a client without data."
-            if any(row.get("union") for row in table)
+            if any(row.get("pooled") for row in table)
             else ""
         )
     )
@@ -186,7 +191,7 @@ def _experts(methods: Sequence[Method]) -> str:
         seed = f" Seed {run['seed']}." if len(method.runs) > 1 else ""
         load, shares = (
             draw(run, f"{draw.__name__.replace('_', '-')}-{method.place}")
-            for draw in (experts.expert_load, experts.assignment)
+            for draw in (expert_figures.expert_load, expert_figures.assignment)
         )
         shown += [
             (f"{title}: who does the work", load,
@@ -239,7 +244,7 @@ def _config(results: Sequence[Result]) -> str:
             blocks += [element("h3", escape(result["name"])), _lines(config, differs)]
     packages = dict.fromkeys(f"{name} {version}" for r in results for name, version in r["versions"].items())
     seconds = sum(r["seconds"] for r in results)
-    ways = _distinct(r["way"] for r in results)
+    ways = _distinct(r["backend"] for r in results)
     made_by = f"{_distinct(packages)}; runs: {len(results)}, {seconds:,.0f} s in all; clients computed: {ways}."
     details = element("details", element("summary", "Whole configuration"), *blocks)
     return element("section", element("h2", "How to repeat it"), element("p", made_by, class_="soft"), details)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedmoe import trees
+from fedmoe.core_types import Tree
 from fedmoe.encoding import decode_tensors
 from fedmoe.storage.files import write_atomically
-from fedmoe.vocabulary import Tree
 
 T = TypeVar("T")
 

@@ -59,7 +59,7 @@ class RunDirectory:
         old, new = _flat(recorded), _flat(_without_none(config))
         for key in sorted({*old, *new}):
             free = any(key == name or key.startswith(name + ".") for name in FREE_TO_CHANGE)
-            if not free and old.get(key) != new.get(key) and not (key == "engine.way" and new.get(key) == "auto"):
+            if not free and old.get(key) != new.get(key) and not (key == "engine.backend" and new.get(key) == "auto"):
                 raise RunError(
                     f"{self.path} belongs to another run: {key} is {old.get(key)!r} there and {new.get(key)!r} here. "
                     "Use another directory (--dir), or delete that one."

@@ -17,7 +17,7 @@ Name = Literal["crop_flip"]
 
 
 class Augmentation(NamedTuple):
-    draw: Callable[[torch.Generator, int], Tensor]  # (B, …): by lot for each of so many examples
+    draw: Callable[[torch.Generator, int], Tensor]  # (B, …): at random for each of so many examples
     change: Callable[[Tensor, Tensor], Tensor]  # x (B, …), draws (B, …) -> x
 
 

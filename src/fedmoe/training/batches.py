@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fedmoe.core_types import Examples, Tensors
 from fedmoe.streams import Streams
 from fedmoe.training.inference import Batch, pad_rows
-from fedmoe.vocabulary import Examples, Tensors
 
 
 def batch_streams(data: Examples, batch_size: int, rng: Streams) -> list[Iterator[Tensor]]:

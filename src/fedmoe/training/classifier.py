@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedmoe.core_types import Examples, Tensors, Tree
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.training.inference import Batch
-from fedmoe.training.native_plan import NativePlan
-from fedmoe.vocabulary import Examples, Tensors, Tree
+from fedmoe.training.kernel_spec import KernelSpec
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class ClassifierLoss:
         log_probs_SBC = F.log_softmax(self.network.cohort(trainable_S["model"], batches.x), dim=-1)
         return -log_probs_SBC.gather(-1, batches.y.unsqueeze(-1)).squeeze(-1)
 
-    def natively(self, _params_S: Tree, _data: Examples, _frozen_S: Tree) -> NativePlan:
-        return NativePlan({"": self.network})
+    def kernel_spec(self, _params_S: Tree, _data: Examples, _frozen_S: Tree) -> KernelSpec:
+        return KernelSpec({"": self.network})
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class MixtureLoss:
             second_BC = batch.extra[self.second]
         return negative_log_likelihood(log_mix(gate_B1, first_BC, second_BC), batch.y)
 
-    def natively(self, params_S: Tree, data: Examples, _frozen_S: Tree) -> NativePlan | None:
+    def kernel_spec(self, params_S: Tree, data: Examples, _frozen_S: Tree) -> KernelSpec | None:
         networks = {f"{self.first}/": self.expert, "gate/": self.gate}
         if self.second in params_S:
-            return NativePlan({**networks, f"{self.second}/": self.expert})
+            return KernelSpec({**networks, f"{self.second}/": self.expert})
         if self.second not in data.extra:
             return None
-        return NativePlan(networks, given_SNC=data.extra[self.second])
+        return KernelSpec(networks, given_SNC=data.extra[self.second])
 
 
 def log_probs(network: Network, params: Tensors, batch: Batch) -> Tensor:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedmoe.core_types import Examples
 from fedmoe.training.inference import Loss
-from fedmoe.vocabulary import Examples
 
 
 class EarlyStopping(NamedTuple):
@@ -30,10 +30,10 @@ class Best:
         self.checks_since_S = torch.zeros(size, dtype=torch.int64)
         self.copies: dict[str, Tensor] = {}
 
-    def keep(self, alive: list[int], flat: dict[str, Tensor], losses: Tensor) -> list[int]:
+    def keep(self, still_training: list[int], flat: dict[str, Tensor], losses: Tensor) -> list[int]:
         """Take copies where the loss improved; return the clients that go on."""
         self.copies = self.copies or {name: rows.clone() for name, rows in flat.items()}
-        rows = torch.tensor(alive, dtype=torch.int64)
+        rows = torch.tensor(still_training, dtype=torch.int64)
         better = (losses < self.loss_S[rows]) | losses.isneginf()  # no validation examples: the last copy is kept
         self.checks_since_S[rows] += 1
         improved = rows[better]
@@ -41,7 +41,7 @@ class Best:
         self.loss_S[improved] = losses[better]
         for name, copies in self.copies.items():
             copies[improved] = flat[name][improved]
-        return [s for s in alive if self.checks_since_S[s] < self.patience]
+        return [s for s in still_training if self.checks_since_S[s] < self.patience]
 
     def restore(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
         return self.copies or flat

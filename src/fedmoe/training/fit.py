@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from fedmoe import trees
+from fedmoe.core_types import Examples, Tensors, Tree
 from fedmoe.streams import Streams
 from fedmoe.training.augment import Augmentation
 from fedmoe.training.batches import batch_streams, take, take_many
 from fedmoe.training.early_stopping import Best, EarlyStopping
 from fedmoe.training.flat import Layout
 from fedmoe.training.gradients import gradient_of_one, gradients_of_many
-from fedmoe.training.inference import Batch, Loss, Trainable, Way, clients_of, pad_rows, per_example
+from fedmoe.training.inference import Backend, Batch, Loss, Trainable, clients_of, pad_rows, per_example
 from fedmoe.training.native_epochs import native_epochs
-from fedmoe.training.optimizers import Optimizer, descend, init_slots
-from fedmoe.vocabulary import Examples, Tensors, Tree
+from fedmoe.training.optimizers import Optimizer, descend, init_optimizer_state
 
 
 class Group(NamedTuple):
@@ -62,14 +62,14 @@ def fit(
     groups: Mapping[str, Group],
     schedule: Schedule,
     rng: Streams,
-    way: Way,
+    backend: Backend,
     frozen: Tree = None,
     stopping: EarlyStopping | None = None,
 ) -> Fitted:
     """Train every client of the cohort on its own. `frozen` is a tree with a client axis that no group changes."""
     frozen = {} if frozen is None else frozen
-    if way != "looped":
-        return _Cohort(groups, schedule, rng, way, frozen, stopping).train()
+    if backend != "sequential":
+        return _Cohort(groups, schedule, rng, backend, frozen, stopping).train()
     parts = []
     for s, client in enumerate(rng.clients):
         alone = {name: _only(group, s) for name, group in groups.items()}
@@ -78,7 +78,7 @@ def fit(
         with torch.random.fork_rng(devices=[]):  # a module's own dropout draws here, and leaves no trace
             torch.manual_seed(here.seeds("module")[0])
             kept = trees.tree_map(lambda leaf, s=s: leaf[s : s + 1], frozen)
-            parts.append(_Cohort(alone, schedule, here, way, kept, stop).train())
+            parts.append(_Cohort(alone, schedule, here, backend, kept, stop).train())
     return trees.tree_map(lambda *leaf: torch.cat(leaf), parts[0], *parts[1:])
 
 
@@ -99,17 +99,23 @@ class _Cohort:
         groups: Mapping[str, Group],
         schedule: Schedule,
         rng: Streams,
-        way: Way,
+        backend: Backend,
         frozen: Tree,
         stopping: EarlyStopping | None,
     ) -> None:
-        self.groups, self.schedule, self.way, self.frozen, self.stopping = groups, schedule, way, frozen, stopping
+        self.groups, self.schedule, self.backend, self.frozen, self.stopping = (
+            groups,
+            schedule,
+            backend,
+            frozen,
+            stopping,
+        )
         self.layouts = {name: Layout.of(group.params) for name, group in groups.items()}
         self.flat = {name: self.layouts[name].pack(group.params) for name, group in groups.items()}
-        self.slots = {name: init_slots(group.optimizer, self.flat[name]) for name, group in groups.items()}
+        self.slots = {name: init_optimizer_state(group.optimizer, self.flat[name]) for name, group in groups.items()}
         self.native = (
             native_epochs(groups, self.layouts, self.flat, self.slots, schedule.batch_size, rng, frozen)
-            if way == "native"
+            if backend == "native"
             else None
         )
         self.batches = (
@@ -121,7 +127,7 @@ class _Cohort:
         self.size = len(rng.clients)
         self.steps_S = self._steps_per_epoch()
         self.taken_S = [0] * self.size
-        if way == "looped":  # views of the rows that are trained in place: made once, seen anew by each step
+        if backend == "sequential":  # views of the rows that are trained in place: made once, seen anew by each step
             self.leaves = {name: _leaves(self.layouts[name].unpack(flat[0])) for name, flat in self.flat.items()}
             self.grads = {name: torch.empty_like(flat) for name, flat in self.flat.items()}
             self.frozen_of_one = trees.pick(frozen, 0)
@@ -129,32 +135,34 @@ class _Cohort:
 
     def train(self) -> Fitted:
         epochs = 1 if self.schedule.steps is not None else self.schedule.epochs
-        alive = [s for s in range(self.size) if self.steps_S[s]]
+        still_training = [s for s in range(self.size) if self.steps_S[s]]
         best = Best(self.size, self.stopping) if self.stopping else None
-        if best and alive:
-            alive = best.keep(alive, self.flat, self.validation_losses(alive))
+        if best and still_training:
+            still_training = best.keep(still_training, self.flat, self.validation_losses(still_training))
         for epoch in range(1, epochs + 1):
-            if not alive:
+            if not still_training:
                 break
-            self.run_epoch(alive)
-            self.epochs_S[_rows(alive, self.size)] += 1
+            self.run_epoch(still_training)
+            self.epochs_S[_rows(still_training, self.size)] += 1
             if best and (epoch % best.every == 0 or epoch == epochs):
-                alive = best.keep(alive, self.flat, self.validation_losses(alive))
+                still_training = best.keep(still_training, self.flat, self.validation_losses(still_training))
         flat = best.restore(self.flat) if best else self.flat
         params = {name: self.layouts[name].unpack(flat[name]) for name in self.groups}
         return Fitted(params, self.loss_S, self.epochs_S)
 
-    def run_epoch(self, alive: list[int]) -> None:
+    def run_epoch(self, still_training: list[int]) -> None:
         if self.native:
-            losses = self.native.run(alive, self.steps_S, self.taken_S)
-            self.loss_S[_rows(alive, self.size)] = torch.tensor(losses) / torch.tensor([self.steps_S[s] for s in alive])
-            for s in alive:
+            losses = self.native.run(still_training, self.steps_S, self.taken_S)
+            self.loss_S[_rows(still_training, self.size)] = torch.tensor(losses) / torch.tensor(
+                [self.steps_S[s] for s in still_training]
+            )
+            for s in still_training:
                 self.taken_S[s] += self.steps_S[s]
             return
-        self.loss_S[alive] = 0
-        for step in range(max(self.steps_S[s] for s in alive)):
-            self.step([s for s in alive if step < self.steps_S[s]])
-        self.loss_S[alive] /= torch.tensor([self.steps_S[s] for s in alive])
+        self.loss_S[still_training] = 0
+        for step in range(max(self.steps_S[s] for s in still_training)):
+            self.step([s for s in still_training if step < self.steps_S[s]])
+        self.loss_S[still_training] /= torch.tensor([self.steps_S[s] for s in still_training])
 
     def step(self, rows: list[int]) -> None:
         """Gradients of all groups at the same point, then all groups move."""
@@ -181,7 +189,7 @@ class _Cohort:
             if group.noise
             else []
         )
-        if self.way == "looped":
+        if self.backend == "sequential":
             batch = take(group.data, 0, indices[0], noise[0] if noise else {})
             batch.x = self.augmented(name, rows, indices, batch.x[None])[0]
             grad, own = self.grads[name], self.leaves[name]
@@ -203,16 +211,16 @@ class _Cohort:
         draws = [how.draw(self.lots[name][s], len(index)) for s, index in zip(rows, indices, strict=True)]
         return how.change(x_RB.flatten(0, 1), pad_rows(draws, x_RB.shape[1]).flatten(0, 1)).view_as(x_RB)
 
-    def validation_losses(self, alive: list[int]) -> Tensor:
+    def validation_losses(self, still_training: list[int]) -> Tensor:
         """Mean validation loss per client that is still training; -inf, always the best, for one without examples."""
         assert self.stopping is not None
         loss = self.stopping.loss
-        everyone = len(alive) == self.size
-        data = self.stopping.data if everyone else trees.tree_map(lambda leaf: leaf[alive], self.stopping.data)
-        flat = self.flat if everyone else {name: rows[alive] for name, rows in self.flat.items()}
-        frozen = self.frozen if everyone else trees.tree_map(lambda leaf: leaf[alive], self.frozen)
+        everyone = len(still_training) == self.size
+        data = self.stopping.data if everyone else trees.tree_map(lambda leaf: leaf[still_training], self.stopping.data)
+        flat = self.flat if everyone else {name: rows[still_training] for name, rows in self.flat.items()}
+        frozen = self.frozen if everyone else trees.tree_map(lambda leaf: leaf[still_training], self.frozen)
         params = {name: self.layouts[name].unpack(rows) for name, rows in flat.items()}
-        losses = per_example(lambda tree, batch: loss(tree[0], tree[1], batch), (params, frozen), data, self.way)
+        losses = per_example(lambda tree, batch: loss(tree[0], tree[1], batch), (params, frozen), data, self.backend)
         mean_S: Tensor = losses.sum(1) / data.counts
         return mean_S.masked_fill(data.counts == 0, -torch.inf)
 
@@ -226,8 +234,8 @@ class _Cohort:
         return [-(-count // batch_size) if able else 0 for count, able in zip(counts_GS[0], able_S, strict=True)]
 
 
-def _rows(alive: list[int], size: int) -> list[int] | slice:
-    return slice(None) if len(alive) == size else alive  # a list costs ten times a slice
+def _rows(still_training: list[int], size: int) -> list[int] | slice:
+    return slice(None) if len(still_training) == size else still_training  # a list costs ten times a slice
 
 
 def _leaves(views: Tree) -> Tree:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.vocabulary import Tree
+from fedmoe.core_types import Tree
 
 
 class Layout(NamedTuple):

@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmoe import trees
+from fedmoe.core_types import Tensors, Tree
 from fedmoe.errors import ConfigError
 from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.flat import Layout
 from fedmoe.training.inference import Batch
-from fedmoe.vocabulary import Tensors, Tree
 
 Loss = Callable[[dict[str, Tree], Tree, Batch], Tensor]
 BatchTerm = Callable[[dict[str, Tree], Tree, Batch, Tensor], Tensor] | None
@@ -63,6 +63,7 @@ def gradients_of_many(
         (grads_RP,) = torch.autograd.grad(losses_R.sum(), own)
     except RuntimeError as error:
         raise ConfigError(
-            f"these clients cannot be trained stacked: {error}. Set engine.way = 'looped' to train them one at a time."
+            f"these clients cannot be trained batched: {error}. "
+            "Set engine.backend = 'sequential' to train them one at a time."
         ) from error
     return losses_R.detach(), grads_RP

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmoe import trees
-from fedmoe.vocabulary import Examples, Tensors, Tree
+from fedmoe.core_types import Examples, Tensors, Tree
 
-Way = Literal["native", "stacked", "looped"]
+Backend = Literal["native", "batched", "sequential"]
 
 # Large enough to keep the kernels busy, small enough that activations of a convolution stay in cache.
 CHUNK = 250
@@ -34,9 +34,9 @@ Trainable = dict[str, Tree]
 Loss = Callable[[Trainable, Tree, Batch], Tensor]
 
 
-def per_example(function: PerExample, tree_S: Tree, examples: Examples, way: Way) -> Tensor:
+def per_example(function: PerExample, tree_S: Tree, examples: Examples, backend: Backend) -> Tensor:
     """``function(tree, batch) -> (B, ...)`` for every client and example: (S, N, ...); rows of padding hold zeros."""
-    if way != "looped":
+    if backend != "sequential":
         return _stacked(function, tree_S, examples)
     rows = [_one_client(function, trees.pick(tree_S, s), one) for s, one in enumerate(clients_of(examples))]
     return pad_rows(rows, examples.y.shape[1])

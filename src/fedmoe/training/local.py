@@ -3,23 +3,23 @@
 import torch
 from torch import Tensor
 
+from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Fitted, Group, fit
-from fedmoe.training.inference import Loss, Way, per_example
-from fedmoe.training.plan import TrainingPlan
-from fedmoe.vocabulary import ClientData, Examples, Tensors, Tree
+from fedmoe.training.inference import Backend, Loss, per_example
+from fedmoe.training.settings import LocalTraining
 
 
 def train_classifier(
     network: Network,
     params_S: Tensors,
     data: ClientData,
-    plan: TrainingPlan,
+    plan: LocalTraining,
     rng: Streams,
-    way: Way,
+    backend: Backend,
     *,
     stop_early: bool,
 ) -> Fitted:
@@ -28,23 +28,29 @@ def train_classifier(
     group = Group(params_S, losses, data.train, plan.make_optimizer(), augmentation=plan.augmentation)
     groups = {"model": group}
     stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every) if stop_early else None
-    return fit(groups, plan.schedule, rng, way, stopping=stopping)
+    return fit(groups, plan.schedule, rng, backend, stopping=stopping)
 
 
 def train_mixture(
-    start_S: Tree, losses: Loss, data: ClientData, plan: TrainingPlan, rng: Streams, way: Way, frozen: Tree = None
+    start_S: Tree,
+    losses: Loss,
+    data: ClientData,
+    plan: LocalTraining,
+    rng: Streams,
+    backend: Backend,
+    frozen: Tree = None,
 ) -> Tree:
     """Train the parts of a mixture (experts, gate) together by one optimizer, with early stopping."""
     group = Group(start_S, losses, data.train, plan.make_optimizer(), augmentation=plan.augmentation)
     stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every)
-    return fit({"mixture": group}, plan.schedule, rng, way, frozen, stopping).params["mixture"]
+    return fit({"mixture": group}, plan.schedule, rng, backend, frozen, stopping).params["mixture"]
 
 
-def mean_loss(network: Network, params_S: Tensors, examples: Examples, way: Way) -> Tensor:
+def mean_loss(network: Network, params_S: Tensors, examples: Examples, backend: Backend) -> Tensor:
     """(S,): mean cross-entropy per client; NaN where a client has no examples."""
 
     losses = ClassifierLoss(network)
     total_S: Tensor = per_example(
-        lambda params, batch: losses({"model": params}, {}, batch), params_S, examples, way
+        lambda params, batch: losses({"model": params}, {}, batch), params_S, examples, backend
     ).sum(1)
     return torch.where(examples.counts > 0, total_S / examples.counts, torch.nan)

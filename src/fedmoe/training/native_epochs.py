@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmoe.core_types import Tensors, Tree
 from fedmoe.errors import DataError
 from fedmoe.native.kernel import Kernel
-from fedmoe.native.trainer import Bound, OptimizerSettings, Rows, Steps, Trainer
+from fedmoe.native.trainer import FedMixObjective, OptimizerSettings, Rows, Steps, Trainer
 from fedmoe.streams import Streams
 from fedmoe.training.flat import Layout
-from fedmoe.training.native_plan import NativeLoss
+from fedmoe.training.kernel_spec import KernelLoss
 from fedmoe.training.optimizers import Adam, Optimizer
-from fedmoe.vocabulary import Tensors, Tree
 
 if TYPE_CHECKING:
     from fedmoe.training.fit import Group
@@ -56,7 +56,7 @@ def native_epochs(
 ) -> NativeEpochs | None:
     """None where something besides a loss that the kernels know is trained: then each step asks them."""
     name, group = next(iter(groups.items()))
-    plan = group.loss.natively(group.params, group.data, frozen) if isinstance(group.loss, NativeLoss) else None
+    plan = group.loss.kernel_spec(group.params, group.data, frozen) if isinstance(group.loss, KernelLoss) else None
     if plan is None or any(network.native is None for network in plan.networks.values()):
         return None
     known = {name, plan.usage[0]} if plan.usage else {name}
@@ -67,7 +67,7 @@ def native_epochs(
     _refuse_strange(data.y, first.program.num_outputs, "labels", "the model has {} outputs")
     holding, damping, held = plan.holding, 1.0, None
     if holding:
-        held = holding.which_SH.shape[1]
+        held = holding.expert_ids_SH.shape[1]
     if holding and plan.usage:
         usage, damping = plan.usage
         holding = holding._replace(usage_SK=flat[usage])
@@ -107,12 +107,12 @@ def _trainer(
     return Trainer([expert] * experts_held, of_experts, _settings(optimizer), bound)
 
 
-def _bound(starts: Mapping[str, int], sizes: Mapping[str, int], damping: float) -> Bound:
+def _bound(starts: Mapping[str, int], sizes: Mapping[str, int], damping: float) -> FedMixObjective:
     """Without phi every client has a q of its own: one row."""
     num_experts = sizes["gate/bias"]
     num_values, num_features = sizes.get("posterior", num_experts) // num_experts, sizes["gate/weight"] // num_experts
     places = starts.get("posterior", -1), starts["gate/weight"], starts["gate/bias"]
-    return Bound(*places, num_values, num_experts, num_features, damping)
+    return FedMixObjective(*places, num_values, num_experts, num_features, damping)
 
 
 def shuffled(generator: torch.Generator, count: int, batch_size: int, steps: int) -> Tensor:

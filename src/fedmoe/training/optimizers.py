@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmoe.vocabulary import Tensors
+from fedmoe.core_types import Tensors
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Adam:
 Optimizer = Sgd | Adam
 
 
-def init_slots(optimizer: Optimizer, flat_SP: Tensor) -> Tensors:
+def init_optimizer_state(optimizer: Optimizer, flat_SP: Tensor) -> Tensors:
     """Optimizers start afresh: zeros of the parameters' shape."""
     if isinstance(optimizer, Adam):
         return {name: torch.zeros_like(flat_SP) for name in ("mean", "square")}

@@ -1,0 +1,117 @@
+"""How a FedMix client answers: with the gate that it trained, or with one fitted to its labels after the rounds.
+
+Shape suffixes: those of `fedmix_states`, S clients of a cohort, B examples.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedmoe.algorithms.algorithm import AlgorithmSetup
+from fedmoe.algorithms.fedmix.objective import (
+    condition_shares,
+    in_use_of,
+    posterior_part,
+    private_parts,
+    train_parts,
+    usage_of,
+    with_answers,
+)
+from fedmoe.algorithms.fedmix.release import average_bias, log_average_gate, log_client_shares
+from fedmoe.algorithms.fedmix.states import Broadcast, ClientState, FedMixConfig, PersonalState
+from fedmoe.core_types import ClientData, Tensors, Tree
+from fedmoe.models import expert_mixture as equations
+from fedmoe.streams import Streams
+
+
+def personalize(
+    config: FedMixConfig, setup: AlgorithmSetup, shared: Broadcast, client: ClientState, data: ClientData, rng: Streams
+) -> PersonalState:
+    """A client that trained keeps its gate; one that did not fits a gate to its labels, experts and q fixed.
+
+    "MAP inference at the local objective": the paper names no prior, so it is flat, with early stopping instead.
+    Then `fine_tune_epochs` of local training, if any, move all parts (appendix G).
+    """
+    is_new_S = client.trained == 0
+    own_SR = condition_shares(config, shared.posterior.shape[1], data.train, rng)
+    condition_shares(config, shared.posterior.shape[1], data.validation, rng)
+    shares_SR = torch.where(is_new_S[:, None], own_SR, client.shares)
+    usage_SK = usage_of(config, shared.posterior, shares_SR, client.usage)
+    frozen = {
+        "experts": shared.experts, "posterior": shared.posterior, "shares": shares_SR,
+        "expert_ids": shared.expert_ids, "in_use": in_use_of(config, usage_SK, shared.expert_ids),
+    }  # fmt: skip
+    parts = private_parts(config, shared, client)
+    for_fit = data.map(lambda part: part._replace(counts=part.counts * is_new_S))  # no examples, no step
+    parts, own_SK = fit_gate(config, setup, parts, frozen, client.usage, for_fit, rng)
+    experts: Tensors = {}
+    if config.fine_tune_epochs:
+        start = {**parts, "experts": shared.experts, **posterior_part(config, shared)}
+        plan = replace(setup.federated, epochs=config.fine_tune_epochs, steps=None)
+        tuned = train_parts(config, setup, start, frozen, own_SK, data, plan, rng._replace(scope="fine-tune")).params
+        parts, experts = tuned["mixture"], tuned["mixture"]["experts"]
+        own_SK = tuned["usage"]["share"] if config.condition == "client" else own_SK
+    return PersonalState(
+        experts=experts,
+        gate=parts["gate"],
+        output_bias=parts.get("output_bias", client.output_bias),
+        usage=usage_of(config, parts.get("posterior", shared.posterior), shares_SR, own_SK),
+        trained=client.trained + (data.train.counts > 0),
+    )
+
+
+def fit_gate(
+    config: FedMixConfig,
+    setup: AlgorithmSetup,
+    parts: Tree,
+    frozen: Tree,
+    usage_SK: Tensor,
+    data: ClientData,
+    rng: Streams,
+) -> tuple[Tree, Tensor]:
+    """The private parts and, where the client has one, its own q(z|s); a shared gate stays as it is."""
+    private = {name: part for name, part in parts.items() if name != "gate" or not config.share_gates}
+    if not private and config.condition != "client":
+        return parts, usage_SK
+    plan, kept = setup.personal, {**frozen, **parts}
+    if not plan.augment:  # else every batch has images that the experts have not answered yet
+        experts = kept.pop("experts")
+        data = data.map(lambda one: with_answers(setup.expert, experts, one, setup.backend))
+    fitted = train_parts(config, setup, private, kept, usage_SK, data, plan, rng, stop_early=True).params
+    own_SK = fitted["usage"]["share"] if config.condition == "client" else usage_SK
+    return {**parts, **fitted.get("mixture", {})}, own_SK
+
+
+def predict(
+    config: FedMixConfig,
+    setup: AlgorithmSetup,
+    shared: Broadcast,
+    client: ClientState,
+    personal: PersonalState | None,
+    x: Tensor,
+) -> Tensor:
+    """Eq. 2: with the client's own gate; with the average of those given away, if it has none; else all alike."""
+    own = client if personal is None else personal
+    experts = shared.experts if personal is None else personal.experts or shared.experts
+    scores_HBC, features_HBF = equations.expert_answers(setup.expert, experts, x)
+    if shared.released and not own.trained:
+        log_shares_SB = log_client_shares(setup, shared.released, x)
+        log_gate_BK = log_average_gate(shared.released, features_HBF, log_shares_SB)
+        return equations.log_mixture(log_gate_BK, log_answers(config, scores_HBC, average_bias(shared.released)))
+    usage_K = own_usage_of(config, shared, client) if personal is None else personal.usage
+    in_use_H = equations.experts_in_use(usage_K[shared.expert_ids], config.floor)
+    pooled_BF = equations.pooled_features(usage_K[shared.expert_ids], in_use_H, features_HBF)
+    log_gate_BK = equations.log_gate(shared.gate or own.gate, pooled_BF)
+    log_gate_BH = equations.kept_gate(log_gate_BK, shared.expert_ids, in_use_H)
+    return equations.log_mixture(log_gate_BH, log_answers(config, scores_HBC, own.output_bias))
+
+
+def log_answers(config: FedMixConfig, scores_HBC: Tensor, bias_C: Tensor) -> Tensor:
+    return F.log_softmax(scores_HBC + bias_C if config.personal_bias else scores_HBC, dim=-1)
+
+
+def own_usage_of(config: FedMixConfig, shared: Broadcast, client: ClientState) -> Tensor:
+    """q(z|s) (K,) of one client, with the phi that it was given last."""
+    return usage_of(config, shared.posterior[None], client.shares[None], client.usage[None])[0]

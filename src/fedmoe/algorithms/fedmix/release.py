@@ -1,0 +1,96 @@
+"""FedMix for a client without labels: the gates that others gave away, averaged (Section 2.1 and appendix F).
+
+Gates are private, so this needs `schedule.release`: one more exchange after the rounds, in the manifest like any other.
+Shape suffixes: those of `fedmix_states`, S clients of a cohort, or clients that gave; B examples.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedmoe import trees
+from fedmoe.algorithms.algorithm import AlgorithmSetup, Exchange, NoReport
+from fedmoe.algorithms.fedmix.density import density_network, log_densities, train_density
+from fedmoe.algorithms.fedmix.objective import blank_gate, usage_of
+from fedmoe.algorithms.fedmix.states import ClientState, FedMixConfig, ReleasedState, Request, ServerState
+from fedmoe.core_types import ClientData, ClientId, Tree
+from fedmoe.models import expert_mixture as equations
+from fedmoe.models.network import Network
+from fedmoe.models.vae import vae_network
+from fedmoe.streams import Streams
+
+
+def release(config: FedMixConfig, setup: AlgorithmSetup) -> Exchange:
+    network = density_network(setup) if config.new_clients == "density" else None
+    like = ReleasedState(
+        blank_gate(config, setup),
+        torch.zeros(setup.num_classes if config.personal_bias else 0),
+        torch.zeros(config.num_experts),
+        torch.zeros(()),
+        network.init("like") if network else {},
+    )
+    return Exchange(
+        name="give gates",
+        broadcast=lambda server, _client, _replies: Request(server.posterior),
+        local_update=lambda request, client, data, rng: give(config, network, request, client, data, rng),
+        aggregate=lambda server, gifts, *_: collect(config, server, gifts),
+        update_like=lambda _: like,
+        broadcast_type=Request,
+        update_type=ReleasedState,
+    )
+
+
+def give(
+    config: FedMixConfig,
+    network: Network | None,
+    request: Request,
+    client: ClientState,
+    data: ClientData,
+    rng: Streams,
+) -> tuple[ClientState, ReleasedState, NoReport]:
+    """A client that never trained has a gate that says nothing: it gives it with no weight."""
+    num_examples_S = data.train.counts.to(torch.float32) * (client.trained > 0)
+    usage_SK = usage_of(config, request.posterior, client.shares, client.usage)
+    density = train_density(network, data, rng) if network else {}
+    return client, ReleasedState(client.gate, client.output_bias, usage_SK, num_examples_S, density), NoReport()
+
+
+def collect(config: FedMixConfig, server: ServerState, gifts: Mapping[ClientId, ReleasedState]) -> ServerState:
+    """In the order of ids; a claim of N_s counts up to `max_weight`, as in the rounds."""
+    capped = [
+        gift._replace(num_examples=gift.num_examples.clamp(0, config.max_weight)) for _, gift in sorted(gifts.items())
+    ]
+    given = [gift._asdict() for gift in capped if gift.num_examples > 0]
+    if not given:
+        return server
+    stacked = trees.stack(given)
+    return server._replace(
+        released={name: part for name, part in stacked.items() if not isinstance(part, dict) or part}
+    )
+
+
+def log_average_gate(released: Tree, features_KBF: Tensor, log_shares_SB: Tensor) -> Tensor:
+    """log p(z|x) (B, K) = log sum_s p(s|x) p(z|x, s): each gate with its own q(z|s); answers are averaged."""
+    gifts = trees.unstack(released, len(log_shares_SB))
+    log_gates_SBK = torch.stack([log_gate_of(gift, features_KBF) for gift in gifts])
+    return (log_shares_SB[..., None] + log_gates_SBK).logsumexp(0)
+
+
+def log_client_shares(setup: AlgorithmSetup, released: Tree, x: Tensor) -> Tensor:
+    """log p(s|x) (S, B), proportional to p(x|s) p(s) (eq. 18); p(s) alone where no densities were given."""
+    log_prior_SB: Tensor = released["num_examples"].log()[:, None].expand(-1, len(x))
+    if "density" not in released:
+        return log_prior_SB.log_softmax(0)
+    return (log_densities(vae_network(setup.input_shape), released["density"], x) + log_prior_SB).log_softmax(0)
+
+
+def log_gate_of(gift: Tree, features_KBF: Tensor) -> Tensor:
+    everything_K = torch.ones_like(gift["usage"], dtype=torch.bool)
+    return equations.log_gate(gift["gate"], equations.pooled_features(gift["usage"], everything_K, features_KBF))
+
+
+def average_bias(released: Tree) -> Tensor:
+    """(C,): the mean of the personal biases, by p(s)."""
+    mean_C: Tensor = released["num_examples"] @ released["output_bias"] / released["num_examples"].sum()
+    return mean_C

@@ -1,0 +1,213 @@
+"""Config -> parts: the federation, the models, the algorithm. A node of a real deployment calls it too."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
+from fedmoe.algorithms.catalog import find
+from fedmoe.clients.federation import Federation, federation_from_split
+from fedmoe.clients.generated import generated_federation
+from fedmoe.clients.opt_out import OptOut, opt_out
+from fedmoe.clients.own_data import federation_from_clients
+from fedmoe.config import ExperimentConfig, OptOutConfig
+from fedmoe.core_types import ClientId
+from fedmoe.data.dataset import Dataset
+from fedmoe.data.lexicon import limit_vocabulary
+from fedmoe.data.loading import load_dataset
+from fedmoe.data.npz import load_npz_folder
+from fedmoe.errors import ConfigError, DataError
+from fedmoe.models.catalog import build_model
+from fedmoe.models.network import ModuleOrFactory, Network
+from fedmoe.models.settings import ModelConfig
+from fedmoe.partition.draw import domain_transform, draw_split
+from fedmoe.partition.split import Split
+from fedmoe.training.backends import choose_backend
+from fedmoe.training.inference import Backend
+
+
+def build_split(config: ExperimentConfig, dataset: Dataset) -> Split:
+    return draw_split(config.split, dataset, config.seed)
+
+
+class Built(NamedTuple):
+    """A federation, and what can be shown of it: the split and class counts where there is one data set to split."""
+
+    federation: Federation
+    split: Split | None = None
+    class_counts: NDArray[np.int64] | None = None
+    class_names: tuple[str, ...] = ()
+
+
+def build_federation(config: ExperimentConfig) -> Built:
+    if config.data.name == "npz":
+        return Built(_federation_of_folder(config))
+    if config.data.name == "generated":
+        sizes = config.split.model_dump(exclude={"kind", "share", "pairs"})
+        if config.split.kind != "majority" or config.opt_out != OptOutConfig():
+            raise ConfigError(
+                "data.name='generated' makes clients with two favourite classes and no opt-out: "
+                "use split.kind='majority' and leave opt_out away."
+            )
+        return Built(generated_federation(**sizes, seed=config.seed))
+    dataset = load_dataset(config.data.name, config.data.folder)
+    split = build_split(config, dataset)
+    opted = build_opt_out(config, split, dataset)
+    if dataset.lexicon is not None:
+        dataset = limit_vocabulary(dataset, _shared_rows(split, opted), config.data.vocabulary_size)
+    transform = domain_transform(config.split, split, dataset.num_classes, config.seed)
+    federation = federation_from_split(dataset, split, opted, transform)
+    counts = split.class_counts(dataset.train.y.numpy(), dataset.num_classes) if dataset.num_classes else None
+    return Built(federation, split, counts, dataset.class_names)
+
+
+def build_opt_out(config: ExperimentConfig, split: Split, dataset: Dataset) -> OptOut:
+    chosen = config.opt_out
+    return opt_out(
+        split,
+        dataset.train,
+        client_fraction=chosen.client_fraction,
+        clients=chosen.clients,
+        record_fraction=chosen.record_fraction,
+        rules=[(rule.field, rule.values) for rule in chosen.rules],
+        masks=_read_masks(chosen),
+        seed=config.seed,
+    )
+
+
+def _shared_rows(split: Split, opted: OptOut) -> NDArray[np.int64]:
+    """Training rows whose words may be known to everyone: opted in, and not of a client that never takes part."""
+    trains = np.arange(len(split.train.rows)) < split.train.offsets[split.num_clients]
+    rows: NDArray[np.int64] = split.train.rows[opted.train_opted_in & trains]
+    return rows
+
+
+def _federation_of_folder(config: ExperimentConfig) -> Federation:
+    """One file per client. Whole clients opt out by their place in the order of file names."""
+    if config.data.folder is None:
+        raise ConfigError("data.name='npz' needs data.folder: a folder with one .npz file (x, y) per client.")
+    chosen = config.opt_out
+    if chosen != OptOutConfig(clients=chosen.clients):
+        raise ConfigError("with data.name='npz' only opt_out.clients works; for records use federation_from_clients.")
+    clients = load_npz_folder(config.data.folder)
+    names = list(clients)
+    unknown = [number for number in chosen.clients if not 0 <= number < len(names)]
+    if unknown:
+        raise ConfigError(f"opt_out.clients={unknown[0]}, but the clients are numbered 0 to {len(names) - 1}.")
+    return federation_from_clients(clients, opted_out={names[n]: True for n in chosen.clients}, seed=config.seed)
+
+
+def build_networks(
+    config: ModelConfig, federation: Federation, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
+) -> tuple[Network, Network]:
+    """The user's modules, or those of the config. The gate is the same network with one output (Listo Zec et al.)."""
+    if not federation.num_classes:
+        raise ConfigError(
+            "these data are a regression; the algorithms so far are for classification. Choose other data."
+        )
+    classes = federation.num_classes
+    shape = federation.input_shape
+    networks = (
+        Network(expert or (lambda: _model(config, federation, classes)), "expert", shape),
+        Network(gate or (lambda: _model(config, federation, 1)), "gate", shape),
+    )
+    probe = federation.load(0).train.x[:2]
+    for network, outputs in zip(networks, (classes, 1), strict=True):
+        network.check_output(probe, outputs)
+    return networks
+
+
+def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Module:
+    return build_model(config, federation.input_shape, outputs, federation.vocabulary_size)
+
+
+def build_algorithm(
+    config: ExperimentConfig, federation: Federation, networks: tuple[Network, Network], backend: Backend
+) -> Algorithm:
+    _follow(backend, networks)
+    wanted = config.schedule.clients_per_round
+    _require_images(config, federation)
+    setup = AlgorithmSetup(
+        *networks,
+        federated=config.training.federated,
+        local=config.training.local,
+        personal=config.training.personal,
+        clients_per_round=None if wanted == "all" else wanted,
+        backend=backend,
+        num_clients=federation.num_clients,
+        num_classes=federation.num_classes,
+        make_network=lambda outputs: _router(config, federation, outputs, backend),
+        input_shape=federation.input_shape,
+        unlabelled_new_clients=_unlabelled_newcomers(federation),
+        release=config.schedule.release,
+        side_values=federation.side_values,
+    )
+    return find(config.algorithm.name).factory(config.algorithm.options(), setup)
+
+
+def _router(config: ExperimentConfig, federation: Federation, outputs: int, backend: Backend) -> Network:
+    router = Network(lambda: _model(config.model, federation, outputs), "router", federation.input_shape)
+    _follow(backend, [router])
+    return router
+
+
+def _follow(backend: Backend, networks: Iterable[Network]) -> None:
+    """Make the networks answer the way that was chosen."""
+    if backend == "native":
+        for network in networks:
+            network.go_native()
+
+
+def _unlabelled_newcomers(federation: Federation) -> tuple[ClientId, ...]:
+    """By the length of their masks: nothing is read or prepared for this."""
+    unseen = range(federation.num_clients, federation.num_clients + federation.num_unseen)
+    return tuple(client for client in unseen if not len(federation.load(client).train_opted_in))
+
+
+def _require_images(config: ExperimentConfig, federation: Federation) -> None:
+    for stage in ("federated", "local", "personal"):
+        augment = getattr(config.training, stage).augment
+        if augment and len(federation.input_shape) != 3:
+            raise ConfigError(
+                f"training.{stage}.augment={augment!r} changes images (channels, height, width), but these examples "
+                f"have shape {federation.input_shape}. Leave it away, or choose image data."
+            )
+
+
+def resolve_backend(config: ExperimentConfig, networks: tuple[Network, Network]) -> Backend:
+    wanted = config.engine.backend
+    if wanted == "auto":
+        return choose_backend(networks)
+    for network in networks:
+        if wanted == "native" and network.obstacle:
+            raise ConfigError(
+                f"engine.backend='native' (or a run that was begun so), but the {network.name} cannot: "
+                f"{network.obstacle}. "
+                "Set engine.backend='auto' for a new run; a run must end the way it began."
+            )
+    return wanted
+
+
+def _read_masks(config: OptOutConfig) -> dict[int, NDArray[np.bool_]] | None:
+    if config.masks is None:
+        return None
+    return _masks_of_file(config.masks)
+
+
+def _masks_of_file(path: Path) -> dict[int, NDArray[np.bool_]]:
+    remedy = "Write it with numpy.savez: one bool array per client id, such as savez(path, **{'0': mask})."
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"opt_out.masks={str(path)!r} cannot be read as .npz: {error}. {remedy}") from error
+    for name, array in arrays.items():
+        if not name.isdigit() or array.dtype != np.bool_:
+            raise DataError(
+                f"opt_out.masks={str(path)!r}: array {name!r} of {array.dtype} is no client's mask. {remedy}"
+            )
+    return {int(name): array for name, array in arrays.items()}

@@ -1,0 +1,52 @@
+"""Which way to train: a plain rule from the models and the machine, never a race."""
+
+from collections.abc import Callable, Sequence
+
+from fedmoe.models.network import Network
+from fedmoe.training.inference import Backend
+
+# Weights of dense networks up to which a client's round, some ten batches, lasts about as long as a message: 0.1 ms.
+LIGHT = 20_000
+
+
+def choose_backend(networks: Sequence[Network]) -> Backend:
+    """Native where kernels know every network; else stacked where every layer batches well on a CPU, else looped."""
+    if not any(network.obstacle for network in networks):
+        return "native"
+    return "batched" if all(network.batching_pays for network in networks) else "sequential"
+
+
+def cohort_size(networks: Sequence[Network], backend: Backend) -> Callable[[int], int]:
+    """How many of the clients at work are computed together.
+
+    It depends on how many they are, never on the number of workers: the composition of cohorts must not. Native kernels
+    compute each client by itself, so there a cohort only saves messages: dense networks are so quick that two messages
+    are enough, and light ones so that a second message costs more than a second worker gains; others are split to
+    keep a handful of workers busy to the end of a round.
+    """
+    if backend != "native":
+        return lambda _clients: {"sequential": 1, "batched": 16}[backend]
+    parts = 8
+    if all(network.batching_pays for network in networks):
+        parts = 1 if sum(network.num_weights for network in networks) < LIGHT else 2
+    return lambda clients: min(-(-clients // parts), 16)
+
+
+def missing_kernels(networks: Sequence[Network], backend: Backend) -> str | None:
+    """A word to the user where only a compiler is missing for the native way."""
+    if backend == "native" or not all(network.is_chain for network in networks):
+        return None
+    obstacle = next((network.obstacle for network in networks if network.obstacle), None)
+    return obstacle and f"native kernels are not available: {obstacle}. Training runs at PyTorch's speed."
+
+
+def reason(networks: Sequence[Network], backend: Backend) -> str:
+    """Why `choose_backend` says so, in a sentence for the user."""
+    if backend == "native":
+        return "every network is a chain of layers that the native kernels know"
+    obstacles = [f"the {network.name} cannot run natively: {network.obstacle}" for network in networks]
+    first = next(text for text, network in zip(obstacles, networks, strict=True) if network.obstacle)
+    general = (
+        "all layers batch well over clients" if backend == "batched" else "one client at a time in one worker per core"
+    )
+    return f"{first}; {general}"

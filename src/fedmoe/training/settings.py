@@ -1,0 +1,36 @@
+"""How a client trains: the settings of one call of the trainer."""
+
+from typing import Literal
+
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+
+from fedmoe.training.augment import AUGMENTATIONS, Augmentation, Name
+from fedmoe.training.fit import Schedule
+from fedmoe.training.optimizers import Adam, Optimizer, Sgd
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class LocalTraining:
+    """`patience` checks without a better validation loss stop a client; it counts only where a method stops early."""
+
+    epochs: PositiveInt = 1
+    batch_size: PositiveInt = 10
+    learning_rate: PositiveFloat = 1e-3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: NonNegativeFloat = 0.0
+    steps: PositiveInt | None = None
+    patience: PositiveInt = 20
+    check_every: PositiveInt = 1  # epochs between looks at the validation loss
+    augment: Name | None = None  # images only
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.batch_size, self.epochs, self.steps)
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        return AUGMENTATIONS[self.augment] if self.augment else None
+
+    def make_optimizer(self) -> Optimizer:
+        return Adam(self.learning_rate) if self.optimizer == "adam" else Sgd(self.learning_rate, self.momentum)

@@ -1,0 +1,181 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmoe import assembly
+from fedmoe.clients.opt_out import OptOut
+from fedmoe.clients.own_data import federation_from_clients
+from fedmoe.config import parse_config
+from fedmoe.data.dataset import Dataset, Table
+from fedmoe.errors import ConfigError, DataError
+from fedmoe.partition.split import Shards, Split
+
+SIZES = {
+    "num_clients": 4,
+    "num_unseen": 1,
+    "train_size": 10,
+    "validation_size": 5,
+    "test_size": 5,
+    "global_test_size": 8,
+}
+
+
+@pytest.fixture
+def dataset(monkeypatch):
+    labels = torch.arange(400) % 4
+    table = Table(torch.arange(400.0)[:, None], labels, {"writer": torch.arange(400) % 5})
+    made = Dataset("numbers", table, table, ("a", "b", "c", "d"))
+    monkeypatch.setattr(assembly, "load_dataset", lambda _name, _folder: made)
+    return made
+
+
+def config(**sections):
+    return parse_config({"split": SIZES, **sections})
+
+
+def model(**settings):
+    return config(model=settings).model
+
+
+def own(shape=(4,), classes=3):
+    x = torch.randn(10, *shape)
+    return federation_from_clients({"a": (x, torch.arange(10) % classes), "b": (x, torch.arange(10) % classes)})
+
+
+def test_a_config_makes_the_federation_it_describes(dataset):
+    federation, split, *_ = assembly.build_federation(config(seed=3))
+    assert split is not None
+    assert (federation.num_clients, federation.num_unseen, federation.num_classes) == (4, 1, 4)
+    assert federation.participants.tolist() == [0, 1, 2, 3]
+    held = federation.load(2)
+    assert [len(part.y) for part in (held.train, held.validation, held.test)] == [10, 5, 5]
+    assert federation.digest == split.digest == assembly.build_federation(config(seed=3))[0].digest
+    assert federation.digest != assembly.build_federation(config(seed=4))[0].digest
+
+
+def test_the_kind_of_split_is_the_one_asked_for(dataset):
+    sizes = {**SIZES, "kind": "dirichlet", "alpha": 0.05}
+    skewed, even = (
+        assembly.build_split(parse_config({"split": one}), dataset) for one in (sizes, {**sizes, "alpha": 1000.0})
+    )
+    top = [split.class_counts(dataset.train.y.numpy(), 4).max(1).mean() for split in (skewed, even)]
+    assert top[0] > top[1]
+
+
+def test_the_algorithm_is_told_how_many_values_side_information_has(monkeypatch):
+    x, y = torch.randn(10, 4), torch.arange(10) % 3
+    federation = federation_from_clients({"a": (x, y, {"site": y % 2})})
+    told = []
+    entry = assembly.find("fedavg")
+    spied = entry._replace(factory=lambda options, setup: told.append(setup) or entry.factory(options, setup))
+    monkeypatch.setattr(assembly, "find", lambda _name: spied)
+    networks = assembly.build_networks(model(), federation, None, None)
+    assembly.build_algorithm(config(), federation, networks, "sequential")
+    assert told[0].side_values == {"site": 2}
+
+
+@pytest.mark.parametrize("stage", ["federated", "local", "personal"])
+def test_only_images_can_be_cropped_and_mirrored(stage):
+    chosen = config(training={stage: {"augment": "crop_flip"}})
+    federation = own((4,))
+    networks = assembly.build_networks(model(), federation, None, None)
+    message = rf"training\.{stage}\.augment='crop_flip' changes images .* shape \(4,\)\. Leave it away"
+    with pytest.raises(ConfigError, match=message):
+        assembly.build_algorithm(chosen, federation, networks, "sequential")
+    images = own((1, 8, 8))
+    assembly.build_algorithm(chosen, images, assembly.build_networks(model(), images, None, None), "sequential")
+
+
+def test_opt_out_goes_by_client_rule_lot_and_mask(dataset, tmp_path):
+    np.savez(tmp_path / "masks.npz", **{"1": np.array([True, False] * 5)})
+    federation, *_ = assembly.build_federation(
+        config(
+            opt_out={
+                "clients": [0],
+                "rules": [{"field": "label", "values": [2]}],
+                "masks": str(tmp_path / "masks.npz"),
+            }
+        )
+    )
+    assert federation.participants.tolist() == [1, 2, 3]
+    assert not federation.load(0).train_opted_in.any()
+    mask = torch.tensor([True, False] * 5)
+    assert torch.equal(federation.load(1).train_opted_in, mask & (federation.load(1).train.y != 2))
+    assert torch.equal(federation.load(3).validation_opted_in, federation.load(3).validation.y != 2)
+    quarter, *_ = assembly.build_federation(config(opt_out={"client_fraction": 0.5, "record_fraction": 0.2}))
+    assert len(quarter.participants) == 2
+    assert all(int(quarter.load(int(client)).train_opted_in.sum()) == 8 for client in quarter.participants)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        ({"zero": np.ones(10, bool)}, "array 'zero'"),
+        ({"0": np.ones(10)}, "array '0' of float64"),
+        (None, "cannot be read"),
+    ],
+)
+def test_masks_that_are_none_are_refused(dataset, tmp_path, arrays, complaint):
+    path = tmp_path / "masks.npz"
+    if arrays is None:
+        path.write_bytes(b"rubbish")
+    else:
+        np.savez(path, **arrays)
+    with pytest.raises(DataError, match=rf"opt_out.masks=.*{complaint}.*numpy.savez"):
+        assembly.build_federation(config(opt_out={"masks": str(path)}))
+
+
+class TestNetworks:
+    def test_the_gate_is_the_expert_with_one_output(self):
+        expert, gate = assembly.build_networks(model(hidden=[5]), own(), None, None)
+        assert expert.num_weights == 4 * 5 + 5 + 5 * 3 + 3 and gate.num_weights == 4 * 5 + 5 + 5 + 1
+
+    def test_the_users_modules_are_taken(self):
+        expert, gate = assembly.build_networks(model(), own(), lambda: nn.Linear(4, 3), nn.Linear(4, 1))
+        assert expert.num_weights == 15 and gate.num_weights == 5
+
+    def test_modules_that_do_not_fit_the_data_are_refused(self):
+        with pytest.raises(ConfigError, match=r"the expert returns shape \(2, 7\).*must return \(2, 3\)"):
+            assembly.build_networks(model(), own(), nn.Linear(4, 7), None)
+        with pytest.raises(ConfigError, match=r"the gate returns shape \(2, 3\).*must return \(2, 1\)"):
+            assembly.build_networks(model(), own(), None, nn.Linear(4, 3))
+        with pytest.raises(ConfigError, match="the expert cannot read a batch"):
+            assembly.build_networks(model(), own(), nn.Linear(9, 3), None)
+
+    def test_the_cnn_needs_images(self):
+        expert, _ = assembly.build_networks(model(name="small_cnn"), own((1, 28, 28), classes=10), None, None)
+        assert expert.num_weights == 44_426
+        for shape in ((4,), (1, 8, 8), (3, 32, 15)):
+            with pytest.raises(ConfigError, match=r"small_cnn.*16x16.*mlp"):
+                assembly.build_networks(model(name="small_cnn"), own(shape), None, None)
+
+    def test_the_way_of_training_follows_the_models_unless_it_is_set(self):
+        dense = assembly.build_networks(model(), own(), None, None)
+        image = assembly.build_networks(model(name="small_cnn"), own((1, 16, 16)), None, None)
+        assert assembly.resolve_backend(config(), dense) == assembly.resolve_backend(config(), image) == "native"
+        assert assembly.resolve_backend(config(engine={"backend": "sequential"}), dense) == "sequential"
+
+    def test_the_native_way_is_refused_where_it_cannot_be_gone(self):
+        odd = assembly.build_networks(model(), own(), nn.Sequential(nn.Linear(4, 3), nn.GELU()), None)
+        assert assembly.resolve_backend(config(), odd) == "batched"
+        with pytest.raises(ConfigError, match=r"engine\.backend='native'.*the expert cannot: it has a GELU.*'auto'"):
+            assembly.resolve_backend(config(engine={"backend": "native"}), odd)
+
+
+def test_the_algorithm_gets_the_plans_and_the_sample_of_the_config():
+    networks = assembly.build_networks(model(), own(), None, None)
+    chosen = config(algorithm={"name": "fedavg", "validate_every": 3}, schedule={"clients_per_round": 2})
+    algorithm = assembly.build_algorithm(chosen, own(), networks, "sequential")
+    pool, rng = np.arange(4), np.random.default_rng(0)
+    assert algorithm.validation.every == 3 and len(algorithm.sample(None, 1, pool, rng)) == 2
+    everyone = assembly.build_algorithm(config(schedule={"clients_per_round": "all"}), own(), networks, "sequential")
+    assert len(everyone.sample(None, 1, pool, rng)) == 4
+
+
+def test_words_come_from_opted_in_rows_of_training_clients_only():
+    shards = Shards(np.array([0, 2, 4, 6]), np.array([10, 11, 20, 21, 30, 31]))
+    none = Shards(np.zeros(4, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    split = Split(2, 1, shards, none, none, np.zeros(0, dtype=np.int64))
+    opted = OptOut(np.ones(3, dtype=bool), np.array([True, False, True, True, True, True]), np.zeros(0, dtype=bool))
+    assert assembly._shared_rows(split, opted).tolist() == [10, 20, 21]

@@ -1,0 +1,53 @@
+import pytest
+from torch import nn
+
+from fedmoe.models.images import SmallCNN, mlp
+from fedmoe.models.network import Network
+from fedmoe.models.resnet import resnet
+from fedmoe.training.backends import choose_backend, cohort_size, missing_kernels, reason
+
+
+def dense():
+    return Network(lambda: mlp((4,), 2, (3,)), "expert", (4,))
+
+
+def image():
+    return Network(lambda: SmallCNN((1, 28, 28), 2), "gate", (1, 28, 28))
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+
+def test_chains_of_common_layers_run_natively():
+    networks = [dense(), image()]
+    assert choose_backend(networks) == "native" and "every network is a chain" in reason(networks, "native")
+    assert missing_kernels(networks, "native") is None
+
+
+def test_without_a_compiler_dense_models_are_stacked_and_a_single_convolution_makes_the_loop(no_compiler):
+    assert choose_backend([dense(), dense()]) == "batched"
+    assert choose_backend([dense(), image()]) == choose_backend([image(), dense()]) == "sequential"
+    assert "no-such-compiler" in missing_kernels([dense()], "batched")
+    assert "PyTorch's speed" in missing_kernels([dense()], "batched")
+
+
+def test_one_network_that_the_kernels_do_not_know_takes_all_to_the_general_ways():
+    odd = Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1)), "expert", (4,))
+    assert choose_backend([odd, dense()]) == "sequential" and "Dropout" in reason([odd, dense()], "sequential")
+    assert missing_kernels([odd], "sequential") is None  # a compiler would not help
+    residual = Network(lambda: resnet((3, 8, 8), 2, 8, 4), "expert", (3, 8, 8))
+    assert choose_backend([dense(), residual]) == "sequential" and "straight chain" in reason(
+        [dense(), residual], "sequential"
+    )
+    normed = Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)), "expert", (4,))
+    assert choose_backend([normed]) == "batched" and "batch well" in reason([normed], "batched")
+
+
+def test_native_cohorts_grow_as_networks_get_lighter():
+    heavy = Network(lambda: mlp((784,), 10, (200,)), "expert", (784,))
+    assert [cohort_size([dense(), dense()], "native")(clients) for clients in (1, 10, 16, 100)] == [1, 10, 16, 16]
+    assert [cohort_size([heavy, dense()], "native")(clients) for clients in (1, 10, 100)] == [1, 5, 16]
+    assert [cohort_size([image(), dense()], "native")(clients) for clients in (1, 10, 100)] == [1, 2, 13]
+    assert cohort_size([dense()], "batched")(10) == 16 and cohort_size([image()], "sequential")(10) == 1
