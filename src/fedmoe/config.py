@@ -95,7 +95,9 @@ class ScheduleConfig(Section):
     clients_per_round: PositiveInt | Literal["all"] = 5
     checkpoint_every: PositiveInt = 1
     release: bool = False  # let an algorithm collect the private parts that it declares as a gift
-    max_update_norm: PositiveFloat | None = None  # an update that moved further is refused
+    max_update_norm: PositiveFloat | None = None  # an update that moved further is rejected
+    min_clients: PositiveInt = 1  # a round in which fewer replies were accepted is abandoned
+    max_abandoned_rounds: PositiveInt = 10  # in a row: then the run stops with an error
 
 
 class EvaluationConfig(Section):
@@ -104,9 +106,11 @@ class EvaluationConfig(Section):
     pooled: PositiveInt | None = (
         None  # score a new client without data on up to so many of everyone's validation examples
     )
+    clients_asked: Literal["all", "opted_in", "none"] = "all"  # for scores; the others score themselves and keep them
 
 
 class EngineConfig(Section):
+    name: Literal["embedded"] = "embedded"
     workers: PositiveInt | None = None  # default: one per core
     backend: Literal["auto", "native", "batched", "sequential"] = "auto"
     cohort_size: PositiveInt | None = None  # clients trained together: 1 sequential, 16 batched

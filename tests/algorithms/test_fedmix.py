@@ -223,7 +223,7 @@ def test_a_usage_that_is_no_distribution_is_refused():
     algorithm = fedmix(FedMixConfig(num_experts=2), tiny_setup())
     sent = algorithm.round[0].broadcast(algorithm.init_server(0), 0, [])
     like = algorithm.round[0].update_like(sent)
-    fault = algorithm.round[0].fault
+    fault = algorithm.round[0].rejection
     assert fault(like._replace(usage=torch.tensor([0.25, 0.75])), sent) is None
     for usage in ([0.9, 0.9], [1.5, -0.5], [0.0, 0.0]):
         assert "is not a distribution" in fault(like._replace(usage=torch.tensor(usage)), sent)
