@@ -17,7 +17,7 @@ from fedmoe.engines.embedded import default_workers, start
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.session import Coordinator, RoundRecord
 from fedmoe.engines.worker import Worker
-from fedmoe.errors import RunError
+from fedmoe.errors import Stopped
 from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
@@ -43,10 +43,6 @@ class Advanced(NamedTuple):
     stage: str
     done: int
     total: int
-
-
-class Stopped(RunError):  # noqa: N818 (it is no error that a user stops a run)
-    """The user asked the run to stop; it can be resumed."""
 
 
 Event = Started | RoundRecord | Advanced | Result
