@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from fedmoe.algorithms.catalog import find
 from fedmoe.config import AlgorithmChoice, ExperimentConfig
+from fedmoe.errors import ConfigError
 from fedmoe.experiment import Event, never, run_events
 from fedmoe.result import Result
 
@@ -19,6 +20,7 @@ class Member(NamedTuple):
 
 
 def members(config: ExperimentConfig, directory: Path, seeds: Sequence[int]) -> list[Member]:
+    _require_seeds(seeds)
     runs = []
     for seed in seeds:
         for choice in config.choices():
@@ -36,7 +38,7 @@ def compare_events(
     command: str = "",
     should_stop: Callable[[], bool] = never,
 ) -> Iterator[tuple[Member, Event]]:
-    """Run after run, event after event; a comparison that was stopped goes on where it was."""
+    """Run after run, event after event; a comparison that was stopped resumes."""
     trained: dict[tuple[Any, ...], Path] = {}
     for member in members(config, directory, seeds):
         key = _rounds_key(member.config.algorithm, member.config.seed)
@@ -50,6 +52,15 @@ def compare_events(
             yield member, event
             if isinstance(event, Result) and key is not None:
                 trained.setdefault(key, member.directory)
+
+
+def _require_seeds(seeds: Sequence[int]) -> None:
+    """A seed that counts twice would make an interval of nothing."""
+    for seed in seeds:
+        if seed < 0:
+            raise ConfigError(f"seed {seed} is negative. Seeds are whole numbers from 0.")
+        if seeds.count(seed) > 1:
+            raise ConfigError(f"seed {seed} is there twice, which would count one run as two. Name each seed once.")
 
 
 def _rounds_key(choice: AlgorithmChoice, seed: int) -> tuple[Any, ...] | None:

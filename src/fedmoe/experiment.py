@@ -13,8 +13,14 @@ from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId
 from fedmoe.engines.catalog import open_transport
 from fedmoe.engines.manifest import Manifest
+<<<<<<< HEAD
 from fedmoe.engines.session import STEPS, RoundRecord, Session
 from fedmoe.errors import RunError
+=======
+from fedmoe.engines.session import Coordinator, RoundRecord
+from fedmoe.engines.worker import Worker
+from fedmoe.errors import Stopped
+>>>>>>> face
 from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
@@ -43,10 +49,6 @@ class Advanced(NamedTuple):
     stage: str
     done: int
     total: int
-
-
-class Stopped(RunError):  # noqa: N818 (it is no error that a user stops a run)
-    """The user asked the run to stop; it can be resumed."""
 
 
 Event = Started | RoundRecord | Advanced | Result

@@ -10,8 +10,9 @@ import torch
 from stand_ins import FROM_FILES, packed, stand_in, unpacked, write_files
 
 from fedmoe.data import loading
+from fedmoe.data.available import list_sources
 from fedmoe.data.images import scale_bytes
-from fedmoe.data.loading import list_sources, load_dataset
+from fedmoe.data.loading import load_dataset
 from fedmoe.data.registry import SOURCES
 from fedmoe.errors import ConfigError, DataError
 
