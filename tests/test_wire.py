@@ -129,14 +129,14 @@ def test_experts_that_cannot_be_told_apart_are_refused(expert_ids, experts, word
 
 def test_an_answer_is_an_update_and_a_report_and_nothing_else():
     update, report = sent((1.0, 2.0)), sent((3.0,))
-    first, second = wire.decode_answer(b"".join(wire.encode_answer(update, report)))
+    first, second = wire.decode_reply(b"".join(wire.encode_reply(update, report)))
     assert same_tensors(first, trees.to_named(update)) and same_tensors(second, trees.to_named(report))
     for pair in ((Private({}), report), (update, Private({}))):
         with pytest.raises(MessageError, match="not declared as a message"):
-            wire.encode_answer(*pair)
+            wire.encode_reply(*pair)
     for stranger in ("weights", "state/w", "update"):
         with pytest.raises(MessageError, match=f"an answer holds '{stranger}'"):
-            wire.decode_answer(save({stranger: torch.zeros(1)}))
+            wire.decode_reply(save({stranger: torch.zeros(1)}))
 
 
 def same_tensors(one, other):

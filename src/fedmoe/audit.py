@@ -120,7 +120,7 @@ def _open(
     if parts.federation.digest != recorded["split_digest"]:
         raise RunError(
             f"{run.path} was trained on other data than its config gives now (split {recorded['split_digest']!r}, not "
-            f"{parts.federation.digest!r}). Bring the data back, or call fedmoe.audit.audit_labels with your federation."
+            f"{parts.federation.digest!r}). Bring the data back, or call fedmoe.audit.audit_labels with your data."
         )
     checkpoint, notes = load_newest(run.checkpoints, parts.algorithm.server_type, recorded["run_id"])
     if checkpoint and checkpoint.round > parts.config.schedule.rounds:  # of what comes after the rounds

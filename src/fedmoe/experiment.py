@@ -13,14 +13,8 @@ from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId
 from fedmoe.engines.catalog import open_transport
 from fedmoe.engines.manifest import Manifest
-<<<<<<< HEAD
 from fedmoe.engines.session import STEPS, RoundRecord, Session
-from fedmoe.errors import RunError
-=======
-from fedmoe.engines.session import Coordinator, RoundRecord
-from fedmoe.engines.worker import Worker
-from fedmoe.errors import Stopped
->>>>>>> face
+from fedmoe.errors import RunError, Stopped
 from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
@@ -126,14 +120,15 @@ class _Run:
         begun = time.monotonic()
         with open_transport(self.parts, self.run.private_store, self.run_id) as transport:
             session = Session(self.parts, transport)
-            notes = [*self.parts.notes, *notes, *self._resume(session)]
-            earlier = sum(record["seconds"] for record in self.history)
-            finished = self._finished(session)
-            yield Started(session.num_steps, session.step, notes, finished is not None)
+            checkpoint, odd = self._newest_checkpoint(session)
+            finished = self._finished(session, checkpoint)
+            notes = [*self.parts.notes, *notes, *odd]
+            yield Started(session.num_steps, checkpoint.round if checkpoint else 0, notes, finished is not None)
             if finished is not None:
-                session.deliver(self._scored_clients())
-                yield Result(finished, self.run.path, session)
+                yield self._shown_again(session, checkpoint, finished)
                 return
+            self._resume(session, checkpoint)
+            earlier = sum(record["seconds"] for record in self.history)
             yield from self._train(session)
             traffic = session.manifest.totals()
             session.deliver(self._scored_clients())
@@ -159,13 +154,16 @@ class _Run:
             yield record
             self._stop_if_hopeless()
 
-    def _resume(self, session: Session) -> list[str]:
-        """Bring the session to where the newest usable checkpoint left it; sentences about those that are not."""
+    def _newest_checkpoint(self, session: Session) -> tuple[Checkpoint | None, list[str]]:
+        """The newest one whose metrics and private states are there; sentences about those that were passed over."""
 
         def unusable(checkpoint: Checkpoint) -> str | None:
             return self.run.check_metrics(*checkpoint.note["metrics"]) or self._missing_states(session, checkpoint)
 
-        checkpoint, notes = load_newest(self.run.checkpoints, self.algorithm.server_type, self.run_id, unusable)
+        return load_newest(self.run.checkpoints, self.algorithm.server_type, self.run_id, unusable)
+
+    def _resume(self, session: Session, checkpoint: Checkpoint | None) -> None:
+        """Bring the session to where the checkpoint left it. What came after it will be computed again."""
         self.run.truncate_metrics(checkpoint.note["metrics"][0] if checkpoint else 0)
         events = self.run.read_metrics()
         self.history = [event for event in events if event["event"] in STEPS]
@@ -175,7 +173,6 @@ class _Run:
             session.manifest = Manifest(checkpoint.note["manifest"])
             session.manifest.replay(event["sent"] for event in self.history)
             session.evaluation_manifest = Manifest(checkpoint.note["evaluation"])
-        return notes
 
     def _missing_states(self, session: Session, checkpoint: Checkpoint) -> str | None:
         """Why the private states are not those that the checkpoint relies on, or None."""
@@ -209,8 +206,8 @@ class _Run:
         latest = self.history[-limit:]
         if len(latest) == limit and all(record["abandoned"] for record in latest):
             raise RunError(
-                f"the last {limit} rounds were abandoned, so nothing is learnt: {latest[-1]['abandoned']}. A diverged "
-                "loss calls for a lower training.federated.learning_rate; lost clients for a lower schedule.min_clients."
+                f"the last {limit} rounds were abandoned, so nothing is learnt: {latest[-1]['abandoned']}. If the "
+                "loss diverged, lower training.federated.learning_rate; if clients are lost, lower schedule.min_clients."
             )
 
     def _record(self, event: dict[str, Any]) -> dict[str, Any]:
@@ -245,12 +242,21 @@ class _Run:
         unseen = range(self.federation.num_clients, self.federation.num_clients + self.federation.num_unseen)
         return [*everyone, *unseen]
 
-    def _finished(self, session: Session) -> dict[str, Any] | None:
+    def _finished(self, session: Session, checkpoint: Checkpoint | None) -> dict[str, Any] | None:
         """The results of a run that came to its end before."""
-        if not session.is_trained or not self.run.results.exists():
+        trained = checkpoint.round == session.num_steps if checkpoint else session.num_steps == 0
+        if not trained or not self.run.results.exists():
             return None
         results = read_results(self.run.path)
         return results if results.get("run_id") == self.run_id else None
+
+    def _shown_again(self, session: Session, checkpoint: Checkpoint | None, results: dict[str, Any]) -> Result:
+        """Nothing is computed or written, but clients' models can be asked for."""
+        if checkpoint:
+            records = [event for event in self.run.read_metrics() if event["event"] in STEPS]
+            session.resume(checkpoint.round, checkpoint.server, records)
+        session.deliver(self._scored_clients())
+        return Result(results, self.run.path, session)
 
     def _finish(self, session: Session, scores: Sequence[Score], seconds: float) -> Result:
         self.run.append_metrics([{"event": "score", **score._asdict()} for score in scores])

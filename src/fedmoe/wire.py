@@ -30,7 +30,7 @@ def encode(tree: Tree) -> Parts:
     return encode_tensors(trees.to_named(tree))
 
 
-def encode_reply(update: Tree, report: Tree) -> Parts:
+def encode_answer(update: Tree, report: Tree) -> Parts:
     """An update and the report with it, as one message."""
     _require_message(update)
     _require_message(report)

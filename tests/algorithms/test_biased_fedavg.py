@@ -120,7 +120,7 @@ class TestNewcomers:
     def test_without_a_release_they_have_the_bias_that_everyone_starts_from(self, tmp_path):
         algorithm = biased_fedavg(PartialPersonalizationConfig(), tiny_setup())
         outcome = run(tmp_path, algorithm)
-        kept = outcome.kept[UNSEEN]
+        kept = outcome.delivered[UNSEEN]
         assert kept.released == {}
         state = algorithm.init_client(kept, UNSEEN, 0)
         assert torch.equal(bias_of(kept, state)[BIAS], INITIAL)
@@ -134,7 +134,7 @@ class TestNewcomers:
         mean = torch.stack([biases[client] for client in trained]).mean(0)
         x = torch.randn(5, 4)
         for client in (UNSEEN, OPTED_OUT, EMPTY):
-            kept = outcome.kept[client]
+            kept = outcome.delivered[client]
             state = algorithm.init_client(kept, client, 0)
             expected = tiny_setup().expert({**kept.model, BIAS: mean}, x).log_softmax(1)
             torch.testing.assert_close(algorithm.predict(kept, state, None, x), expected)
@@ -165,7 +165,7 @@ def test_personalising_fits_the_bias_alone_on_all_records(tmp_path):
     outcome = run_algorithm(algorithm, federation, tmp_path / "store")
     final = private_biases(outcome, "final")
     assert OPTED_OUT in final and not torch.equal(final[OPTED_OUT], INITIAL)
-    kept, x = outcome.kept[OPTED_OUT], torch.randn(5, 4)
+    kept, x = outcome.delivered[OPTED_OUT], torch.randn(5, 4)
     answer = algorithm.predict(
         kept, algorithm.init_client(kept, OPTED_OUT, 0), PersonalState({BIAS: final[OPTED_OUT]}, torch.tensor(1)), x
     )

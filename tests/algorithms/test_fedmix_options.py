@@ -91,7 +91,7 @@ def test_every_option_trains_answers_and_is_the_same_in_any_order(options, backe
         algorithm, tiny_federation(), tmp_path / "b", rounds=3, release=can_release, workers=2
     ).fingerprint()
     assert outcome.fingerprint() == again
-    assert outcome.manifest["refused"] == []
+    assert outcome.manifest["rejected"] == []
     assert all(torch.tensor(score.loss).isfinite() for score in outcome.scores)
 
 
@@ -278,7 +278,7 @@ def test_without_labels_the_answer_is_the_average_of_the_gates_given_away(person
     """Each gate with its own q(z|s); their answers are averaged, not their weights (Section 2.1)."""
     config, setup, outcome = gates_given(tmp_path / "store", release=True, personal_bias=personal_bias)
     x = torch.randn(7, FEATURES, generator=torch_stream("x"))
-    kept = outcome.kept[UNSEEN]
+    kept = outcome.delivered[UNSEEN]
     states = {c: loaded(tmp_path / "store", "client", ClientState, c) for c in PARTICIPANTS}
     counts = {c: len(clients_of(tiny_federation().data([c], opted_in_only=True).train)[0].y) for c in PARTICIPANTS}
     total = sum(counts.values())
@@ -293,17 +293,17 @@ def test_without_labels_the_answer_is_the_average_of_the_gates_given_away(person
     blank = init_client(config, setup, kept)
     torch.testing.assert_close(predict(config, setup, kept, blank, None, x).exp(), expected)
     personal = loaded(tmp_path / "store", "final", PersonalState, EMPTY)
-    torch.testing.assert_close(predict(config, setup, outcome.kept[EMPTY], blank, personal, x).exp(), expected)
+    torch.testing.assert_close(predict(config, setup, outcome.delivered[EMPTY], blank, personal, x).exp(), expected)
 
 
 def test_gates_leave_their_clients_only_by_the_release_and_go_to_those_without_one(tmp_path):
     _, _, quiet = gates_given(tmp_path / "quiet", release=False)
     _, _, given = gates_given(tmp_path / "given", release=True)
     assert not any("gate" in name for rows in quiet.manifest["sent_by_clients"].values() for name in rows)
-    assert all(broadcast.released == {} for broadcast in quiet.kept.values())
+    assert all(broadcast.released == {} for broadcast in quiet.delivered.values())
     rows = given.manifest["sent_by_clients"]["give gates"]
     assert rows["gate/weight"]["times"] == len(PARTICIPANTS)
-    for client, broadcast in given.kept.items():
+    for client, broadcast in given.delivered.items():
         assert bool(broadcast.released) == (client not in PARTICIPANTS)
 
 
@@ -312,15 +312,15 @@ def test_a_gate_that_was_never_trained_has_no_say(tmp_path):
     outcome = run_algorithm(fedmix(config, setup), tiny_federation(), tmp_path / "a", rounds=1, release=True)
     (client,) = outcome.records[0].clients
     asked = outcome.manifest["sent_by_clients"]["give gates"]["gate/weight"]["times"]
-    assert asked == len(PARTICIPANTS) and len(outcome.kept[UNSEEN].released["usage"]) == 1
+    assert asked == len(PARTICIPANTS) and len(outcome.delivered[UNSEEN].released["usage"]) == 1
     trained = loaded(tmp_path / "a", "client", ClientState, client)
-    assert torch.equal(outcome.kept[UNSEEN].released["gate"]["weight"][0], trained.gate["weight"])
+    assert torch.equal(outcome.delivered[UNSEEN].released["gate"]["weight"][0], trained.gate["weight"])
 
 
 def test_without_gates_all_experts_count_alike(tmp_path):
     config, setup, outcome = gates_given(tmp_path / "store", release=False)
     x = torch.randn(7, FEATURES, generator=torch_stream("x"))
-    kept = outcome.kept[UNSEEN]
+    kept = outcome.delivered[UNSEEN]
     scores, _ = equations.expert_answers(setup.expert, kept.experts, x)
     blank = init_client(config, setup, kept)
     torch.testing.assert_close(predict(config, setup, kept, blank, None, x).exp(), scores.softmax(-1).mean(0))
@@ -346,7 +346,7 @@ def test_with_densities_a_newcomer_is_answered_by_the_gate_of_the_client_that_it
         release=True,
     )
     assert outcome.manifest["sent_by_clients"]["give gates"]["density/log_scale"]["times"] == len(PARTICIPANTS)
-    kept = outcome.kept[UNSEEN]
+    kept = outcome.delivered[UNSEEN]
     x = apart(PLAIN).train.x
     shares_SB = log_client_shares(setup, kept.released, x).exp()
     assert (shares_SB.argmax(0) == PARTICIPANTS.index(PLAIN)).all()

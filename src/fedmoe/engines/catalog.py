@@ -1,4 +1,4 @@
-"""The only list of engines: name -> how its transport is opened. A new engine is one file, its settings and a line here."""
+"""The only list of engines: name -> how its transport is opened. A new one is a file, its settings and a line here."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -231,8 +231,11 @@ def _leave_with(parent: int) -> None:
 def open_transport(parts: Parts, store: Path, run_id: str) -> InProcess | Forked:
     """As many workers as the config says, by default one per core."""
     wanted = parts.config.engine.workers or default_workers()
-    worker = Worker(parts, store, run_id)
-    return InProcess(worker) if wanted == 1 or not _can_fork() else Forked(worker, wanted)
+    return start(Worker(parts, store, run_id), wanted)
+
+
+def start(worker: Worker, num_workers: int) -> InProcess | Forked:
+    return InProcess(worker) if num_workers == 1 or not _can_fork() else Forked(worker, num_workers)
 
 
 def _can_fork() -> bool:

@@ -6,7 +6,6 @@ Experts that a message holds side by side are counted one by one.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedmoe import trees
 from fedmoe.core_types import ClientId, Tensors
 from fedmoe.wire import by_expert
 
@@ -24,7 +23,7 @@ class Manifest:
         self.sent: dict[str, dict[str, dict[str, Any]]] = (saved or {}).get("sent_by_clients", {})
         self.received: dict[str, dict[str, dict[str, Any]]] = (saved or {}).get("received_by_clients", {})
         self.clients: dict[str, dict[str, dict[str, int]]] = (saved or {}).get("messages_of_client", {})
-        self.rejected: list[dict[str, Any]] = (saved or {}).get("rejected", [])
+        self.refused: list[dict[str, Any]] = (saved or {}).get("refused", [])
         self._of_this_round: Sent = {}
 
     def count_up(
@@ -62,15 +61,15 @@ class Manifest:
         own["messages"] += 1
         own["bytes"] += size
 
-    def count_down(self, exchange: str, broadcast: Any, times: int) -> None:
-        self._count(self.received, exchange, trees.to_named(broadcast), times)
+    def count_down(self, exchange: str, broadcast: Tensors, times: int) -> None:
+        self._count(self.received, exchange, broadcast, times)
 
-    def reject(self, round_number: int, exchange: str, client: ClientId, reason: str) -> None:
-        self.rejected.append({"round": round_number, "exchange": exchange, "client": client, "reason": reason})
+    def refuse(self, round_number: int, exchange: str, client: ClientId, reason: str) -> None:
+        self.refused.append({"round": round_number, "exchange": exchange, "client": client, "reason": reason})
 
     def for_checkpoint(self) -> dict[str, Any]:
         sent, received = _by_name(self.sent), _by_name(self.received)
-        return {"sent_by_clients": sent, "received_by_clients": received, "rejected": self.rejected}
+        return {"sent_by_clients": sent, "received_by_clients": received, "refused": self.refused}
 
     def as_dict(self, silent: Iterable[ClientId] = ()) -> dict[str, Any]:
         """`silent` are the clients that opted out: named, so that the manifest can be checked against them."""
@@ -79,7 +78,7 @@ class Manifest:
             "received_by_clients": _by_name(self.received),
             "messages_of_client": {key: self.clients[key] for key in sorted(self.clients, key=int)},
             "opted_out_clients": [int(client) for client in silent],
-            "rejected": self.rejected,
+            "refused": self.refused,
         }
 
     def totals(self) -> dict[str, int]:
@@ -90,7 +89,7 @@ class Manifest:
             "bytes_up": total(self.sent),
             "bytes_down": total(self.received),
             "clients_that_sent": len(self.clients),
-            "rejected": len(self.rejected),
+            "refused": len(self.refused),
         }
 
     @staticmethod

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from fedmoe.algorithms.algorithm import Exchange
 from fedmoe.assembly import Parts
@@ -27,7 +28,8 @@ from fedmoe.evaluation.metrics import Score
 VersionOf = Callable[[ClientId], int]  # the state version that a message names for a client
 
 
-class Question(NamedTuple):
+@dataclass(frozen=True)
+class Question:
     """Which exchange, in which step; `version` is that of the states that clients come to, None if they keep none."""
 
     phase: Phase

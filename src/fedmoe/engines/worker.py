@@ -1,7 +1,7 @@
-"""The client's side of an engine: replies to frames with frames. Private state is read and written here and nowhere else.
+"""The client's side of an engine: it replies to frames with frames, and alone reads and writes private state.
 
-One worker serves many clients in a simulation; on a real node it serves one. What a client sends is decided here, by the
-worker's own copy of the rules, whatever a request asks for.
+One worker serves many clients in a simulation; on a real node it serves one. What a client sends is decided here, by
+the worker's own copy of the rules, whatever a request asks for.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class Worker:
     def __init__(self, parts: Parts, store: Path, run_id: str) -> None:
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.seed = parts.config.seed
-        self._open = lambda: PrivateStore(store, run_id)
-        self._open().close()  # here, once: of several workers that make a new file, one finds it locked
+        self._store_path, self._run_id = store, run_id
+        self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
         self._work = {
             "exchange": self.exchange,
@@ -47,8 +47,11 @@ class Worker:
     def store(self) -> PrivateStore:
         """Opened at first use: an SQLite connection must not be carried across a fork."""
         if self._store is None:
-            self._store = self._open()
+            self._store = self._open_store()
         return self._store
+
+    def _open_store(self) -> PrivateStore:
+        return PrivateStore(self._store_path, self._run_id)
 
     def close(self) -> None:
         """Before another fork."""

@@ -40,7 +40,7 @@ def score_message(scores: Sequence[Score]) -> ScoreMessage:
 
 
 def scores_in(sent: ScoreMessage, client: ClientId, *, unseen: bool) -> list[Score]:
-    """The scores that a client sent. A diverged model has a loss that is no number; everything else must be in range."""
+    """The scores that a client sent: a diverged model's loss may be no number, everything else must be in range."""
     _check(sent)
     columns = zip(*(column.tolist() for column in sent), strict=True)
     return [Score(client, unseen, MODELS[m], DATA[d], accuracy, loss, n) for m, d, accuracy, loss, n in columns]
