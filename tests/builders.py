@@ -173,8 +173,13 @@ def read_private(path: Path) -> PrivateRows:
     if not path.exists():
         return {}  # no client had anything to keep
     with closing(sqlite3.connect(path)) as db:
-        rows = db.execute("SELECT kind, client, round, tensors FROM state").fetchall()
+        rows = db.execute("SELECT kind, client, version, tensors FROM state").fetchall()
     return {(kind, client, clock): tensors for kind, client, clock, tensors in rows}
+
+
+def newest_private(path: Path, kind: str, state_type: type[Any], client: ClientId) -> Any:
+    rows = {version: row for (k, c, version), row in read_private(path).items() if (k, c) == (kind, client)}
+    return trees.from_named(state_type, load(rows[max(rows)]))
 
 
 def run_algorithm(

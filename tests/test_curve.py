@@ -45,7 +45,9 @@ def run(config: ExperimentConfig, directory: Path, **options: Any) -> Result:
 def trained(result: Result) -> dict[str, Any]:
     """What training came to, to the last bit."""
     folder = RunDirectory(result.directory)
-    checkpoint, _ = load_newest(folder.checkpoints, result.algorithm.server_type)
+    checkpoint, _ = load_newest(
+        folder.checkpoints, result.algorithm.server_type, folder.read_config()["recorded"]["run_id"]
+    )
     return {
         "server": trees.to_bytes(checkpoint.server) if checkpoint else None,
         "private": read_private(folder.private_store),

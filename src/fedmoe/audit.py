@@ -96,7 +96,7 @@ def audit_labels(
 def _readings(opened: Opened, run: RunDirectory, truth: dict[ClientId, Tensor]) -> list[dict[str, Any]]:
     """One for each round that is run again and each attack that finds something to read."""
     starts = {1: opened.algorithm.init_server(opened.config.seed)}
-    checkpoint, _ = load_newest(run.checkpoints, opened.algorithm.server_type)
+    checkpoint, _ = load_newest(run.checkpoints, opened.algorithm.server_type, run.read_config()["recorded"]["run_id"])
     if checkpoint is not None:
         starts[checkpoint.round + 1] = checkpoint.server
     options, plan = opened.config.algorithm.options(), opened.config.training.federated
@@ -123,8 +123,7 @@ def _open(
         table = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RunError(f"{folder / 'config.toml'} cannot be read: {error}. Restore it.") from error
-    digest = table.pop("split_digest", "")
-    table.pop("versions", None)
+    digest = table.pop("recorded", {}).get("split_digest", "")
     config = parse_config(table)
     federation = federation or assembly.build_federation(config).federation
     if federation.digest != digest:
@@ -160,7 +159,9 @@ def _exchanges(
         store = Path(folder) / "private.sqlite"
         if round_number > 1 and run.private_store.exists():
             _copy_store(run.private_store, store)
-        worker = Worker(opened.algorithm, opened.federation, store, config.seed)
+        worker = Worker(
+            opened.algorithm, opened.federation, store, config.seed, run.read_config()["recorded"]["run_id"]
+        )
         with start(worker, 1) as transport:
             coordinator = Coordinator(
                 opened.algorithm, opened.federation, transport, seed=config.seed, rounds=config.schedule.rounds,

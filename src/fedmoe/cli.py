@@ -25,7 +25,7 @@ from fedmoe.report.curves import learning_curve
 from fedmoe.report.figures import class_counts, trade_off
 from fedmoe.result import Result
 from fedmoe.storage.files import write_atomically
-from fedmoe.storage.rundir import read_results
+from fedmoe.storage.results import read_results
 
 console = Console(stderr=False)
 app = typer.Typer(

@@ -1,6 +1,5 @@
 """Several algorithms on one split and the same seeds. Algorithms with the same rounds train them once."""
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +8,6 @@ from fedmoe.algorithms.catalog import find
 from fedmoe.config import AlgorithmChoice, ExperimentConfig
 from fedmoe.experiment import Event, never, run_events
 from fedmoe.result import Result
-from fedmoe.storage.rundir import RunDirectory
 
 
 class Member(NamedTuple):
@@ -42,23 +40,16 @@ def compare_events(
     trained: dict[tuple[Any, ...], Path] = {}
     for member in members(config, directory, seeds):
         key = _rounds_key(member.config.algorithm, member.config.seed)
-        if key in trained:
-            reuse_rounds(trained[key], member.directory)
-        for event in run_events(member.config, member.directory, command=command, should_stop=should_stop):
+        for event in run_events(
+            member.config,
+            member.directory,
+            command=command,
+            should_stop=should_stop,
+            rounds_of=trained.get(key) if key else None,
+        ):
             yield member, event
             if isinstance(event, Result) and key is not None:
                 trained.setdefault(key, member.directory)
-
-
-def reuse_rounds(source: Path, target: Path) -> None:
-    """Start `target` from the last checkpoint of a finished run with the same rounds: the numbers would be the same."""
-    ours, theirs = RunDirectory(source), RunDirectory(target)
-    newest = sorted(ours.checkpoints.glob("round-*.ckpt"))[-1:]
-    if not newest or any(theirs.checkpoints.glob("round-*.ckpt")):
-        return
-    theirs.checkpoints.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(ours.metrics, theirs.metrics)
-    shutil.copy2(newest[0], theirs.checkpoints)
 
 
 def _rounds_key(choice: AlgorithmChoice, seed: int) -> tuple[Any, ...] | None:

@@ -24,6 +24,7 @@ from fedmoe.evaluation.metrics import Score
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.result import Result, results_of, versions
 from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
+from fedmoe.storage.reuse import adopt_rounds
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
 from fedmoe.training.backends import cohort_size, missing_kernels
@@ -65,6 +66,7 @@ def run_events(
     gate: ModuleOrFactory | None = None,
     command: str = "",
     should_stop: Callable[[], bool] = never,
+    rounds_of: Path | None = None,
 ) -> Iterator[Event]:
     """Run or resume `config` in `directory`. Every event is small; the last one is the Result."""
     run = RunDirectory(directory)
@@ -74,20 +76,27 @@ def run_events(
         if config.evaluation.pooled:
             federation = with_pooled_client(federation, config.evaluation.pooled, config.seed)
         networks = assembly.build_networks(config.model, federation, expert, gate)
-        # Tried before the folder is claimed: a config that is refused leaves nothing behind.
+        # Tried before the config is recorded: a config that is refused leaves nothing behind.
         tried = assembly.build_algorithm(config, federation, networks, assembly.resolve_backend(config, networks))
         tried.init_server(config.seed)
-        asked, config = config, _claim(config, networks, run, federation.digest)
+        asked = config
+        config, run_id = _record(config, networks, run, federation.digest)
         if built.split is not None:
             built.split.save(run.split)
         backend = assembly.resolve_backend(config, networks)
         algorithm = assembly.build_algorithm(config, federation, networks, backend)
         missing = missing_kernels(networks, backend) if asked.engine.backend == "auto" else None
         nothing = config.schedule.release and not algorithm.release
-        notes = [missing, f"{config.algorithm.name} has nothing to release" if nothing else None]
-        yield from _Run(config, run, federation, algorithm, cohort_size(networks, backend), should_stop).events(
+        said = [missing, f"{config.algorithm.name} has nothing to release" if nothing else None]
+        notes = [note for note in said if note]
+        if rounds_of is not None:
+            source = RunDirectory(rounds_of)
+            run_ids = (source.read_config()["recorded"]["run_id"], run_id)
+            notes += adopt_rounds(source, run, algorithm.server_type, run_ids)
+        sizes = cohort_size(networks, backend)
+        yield from _Run(config, run, run_id, federation, algorithm, sizes, should_stop).events(
             {**_shown(built), "backend": backend, "command": command, "model_weights": networks[0].num_weights},
-            [note for note in notes if note],
+            notes,
         )
 
 
@@ -96,31 +105,38 @@ class _Run:
         self,
         config: ExperimentConfig,
         run: RunDirectory,
+        run_id: str,
         federation: Federation,
         algorithm: Algorithm,
         cohort_size: Callable[[int], int],
         should_stop: Callable[[], bool],
     ) -> None:
         self.config, self.run, self.federation, self.algorithm = config, run, federation, algorithm
-        self.cohort_size = cohort_size
+        self.cohort_size, self.run_id = cohort_size, run_id
         self.should_stop = should_stop
         self.rounds = config.schedule.rounds if algorithm.round else 0
         self.releases = config.schedule.release and algorithm.release is not None
 
     def events(self, facts: dict[str, Any], notes: list[str]) -> Iterator[Event]:
         begun = time.monotonic()
-        checkpoint, odd = load_newest(self.run.checkpoints, self.algorithm.server_type)
+        checkpoint, odd = load_newest(
+            self.run.checkpoints,
+            self.algorithm.server_type,
+            self.run_id,
+            lambda found: self.run.check_metrics(*found.note["metrics"]),
+        )
         if checkpoint is None:
             checkpoint = Checkpoint(0, self.algorithm.init_server(self.config.seed), {})
         done, server, note = checkpoint
-        known = self.run.forget_metrics_after(done, self.rounds)
+        self.run.truncate_metrics(note["metrics"][0] if note else 0)
+        known = self.run.read_metrics()
         history = [{"experts": {}, "warnings": [], **event} for event in known if event["event"] == "round"]
         curve = [event for event in known if event["event"] == "curve"]
         earlier = sum(event["seconds"] for event in history)
         manifest = Manifest(note.get("manifest"))
         manifest.replay(event["sent"] for event in history)
         yield Started(self.rounds, done, [*notes, *odd])
-        worker = Worker(self.algorithm, self.federation, self.run.private_store, self.config.seed)
+        worker = Worker(self.algorithm, self.federation, self.run.private_store, self.config.seed, self.run_id)
         with start(worker, self.config.engine.workers or default_workers()) as transport:
             coordinator = self._coordinator(transport, manifest)
             observer = self._coordinator(transport, Manifest())  # what only serves a look is no traffic
@@ -180,7 +196,8 @@ class _Run:
         due = record.round % self.config.schedule.checkpoint_every == 0
         if not (due or record.round == self.rounds or self.should_stop()):
             return
-        save_checkpoint(self.run.checkpoints, record.round, server, {"manifest": coordinator.manifest.for_checkpoint()})
+        note = {"manifest": coordinator.manifest.for_checkpoint(), "metrics": self.run.metrics_state()}
+        save_checkpoint(self.run.checkpoints, Checkpoint(record.round, server, note), self.run_id)
         if self.algorithm.client_type is not Nothing or self.algorithm.init_personal:
             coordinator.forget_superseded(oldest_round(self.run.checkpoints))
 
@@ -245,18 +262,17 @@ def _shown(built: assembly.Built) -> dict[str, Any]:
     return {"split_digest": built.federation.digest, "class_counts": counts, "class_names": list(built.class_names)}
 
 
-def _claim(
+def _record(
     config: ExperimentConfig, networks: tuple[Network, Network], run: RunDirectory, split_digest: str
-) -> ExperimentConfig:
+) -> tuple[ExperimentConfig, str]:
     """Record the config with the way of training that was chosen; a resume uses the recorded way."""
     backend = assembly.resolve_backend(config, networks)
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     table = resolved.model_dump(mode="json")
-    record = {"split_digest": split_digest, "versions": versions()}
-    if config.engine.backend == "auto" and not (run.path / "config.toml").exists():
-        run.claim({**table, **record})
-        return resolved
+    record = {"recorded": {"split_digest": split_digest, "versions": versions()}}
+    if config.engine.backend == "auto" and not run.config.exists():
+        return resolved, run.record_config({**table, **record})["recorded"]["run_id"]
     asked = {**table, "engine": {**table["engine"], "backend": config.engine.backend}, **record}
-    recorded = run.claim(asked)
+    recorded = run.record_config(asked)
     engine = config.engine.model_copy(update={"backend": recorded["engine"]["backend"]})
-    return config.model_copy(update={"engine": engine})
+    return config.model_copy(update={"engine": engine}), recorded["recorded"]["run_id"]

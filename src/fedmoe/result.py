@@ -15,6 +15,7 @@ from fedmoe.clients.federation import Federation
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId, Tree
+from fedmoe.engines.worker import newest_version
 from fedmoe.errors import RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
@@ -41,14 +42,17 @@ class Result:
         number = self.federation.number_of(client)
         if number not in self.kept:
             raise RunError(f"client {client} was not personalised: evaluation.clients left it out.")
-        store = PrivateStore(RunDirectory(self.directory).private_store)
-        kinds = {"client": self.algorithm.client_type, "final": self.algorithm.personal_type}
-        states = {kind: store.load(kind, tree_type, number, self.clock + 1) for kind, tree_type in kinds.items()}
+        run = RunDirectory(self.directory)
+        store = PrivateStore(run.private_store, run.read_config()["recorded"]["run_id"])
+        version = newest_version(store, "client", number, self.clock + 1)
+        client_state = (
+            self.algorithm.init_client(self.kept[number], number, self.data["seed"])
+            if version is None
+            else store.load("client", self.algorithm.client_type, number, version)
+        )
+        has_personal = self.algorithm.personalize and store.have("final", {number: self.clock})
+        personal = store.load("final", self.algorithm.personal_type, number, self.clock) if has_personal else None
         store.close()
-        client_state = states["client"]
-        if client_state is None:
-            client_state = self.algorithm.init_client(self.kept[number], number, self.data["seed"])
-        personal = states["final"] if self.algorithm.personalize else None
         parts = {"broadcast": self.kept[number], "client": client_state, "personal": personal}
         return PersonalModel(self.algorithm.predict, parts)
 

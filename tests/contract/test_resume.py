@@ -58,7 +58,9 @@ def run(
 def end_state(result: Result) -> dict[str, Any]:
     """What a run leaves on disk, without the clock on the wall."""
     folder = RunDirectory(result.directory)
-    checkpoint, notes = load_newest(folder.checkpoints, result.algorithm.server_type)
+    checkpoint, notes = load_newest(
+        folder.checkpoints, result.algorithm.server_type, folder.read_config()["recorded"]["run_id"]
+    )
     return {
         "server": trees.to_bytes(checkpoint.server) if checkpoint else None,
         "notes": notes,
@@ -157,7 +159,7 @@ def test_a_damaged_checkpoint_costs_a_round_and_nothing_else(name: str, tmp_path
     stop_after_two = iter([False] * 4 + [True] * 99)  # asked before each round and after each checkpoint
     with pytest.raises(Stopped):
         run(name, tmp_path / "cut", should_stop=lambda: next(stop_after_two))
-    checkpoints = sorted((tmp_path / "cut" / "checkpoints").glob("*.ckpt"))
+    checkpoints = sorted((tmp_path / "cut" / "checkpoints").glob("*.safetensors"))
     assert len(checkpoints) == 2
     checkpoints[-1].write_bytes(checkpoints[-1].read_bytes()[:50])
     resumed = run(name, tmp_path / "cut")

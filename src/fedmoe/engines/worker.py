@@ -24,17 +24,17 @@ ERRORS: dict[str, type[FedmoeError]] = {
 class Worker:
     """`handle(frame)` does one piece of work on one cohort."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, store: Path, seed: int) -> None:
+    def __init__(self, algorithm: Algorithm, federation: Federation, store: Path, seed: int, run_id: str = "") -> None:
         self.algorithm, self.federation, self.seed = algorithm, federation, seed
-        self._store_path = store
-        PrivateStore(store).close()  # here, once: of several workers that make a new file, one finds it locked
+        self._store_path, self._run_id = store, run_id
+        PrivateStore(store, run_id).close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
 
     @property
     def store(self) -> PrivateStore:
         """Opened at first use: an SQLite connection must not be carried across a fork."""
         if self._store is None:
-            self._store = PrivateStore(self._store_path)
+            self._store = PrivateStore(self._store_path, self._run_id)
         return self._store
 
     def close(self) -> None:
@@ -90,7 +90,11 @@ class Worker:
         return wire.pack({"clients": sorted(self.store.clients("final", header["clock"]))})
 
     def do_forget(self, header: dict[str, Any], _blobs: list[memoryview]) -> Bytes:
-        self.store.forget_superseded(header["clock"])
+        kept = {}
+        for client in range(self.federation.num_clients):
+            newest = [newest_version(self.store, kind, client, header["clock"] + 1) for kind in ("client", "personal")]
+            kept[client] = min((version for version in newest if version is not None), default=0)
+        self.store.drop_before(kept)
         return wire.pack({})
 
     def do_score(self, header: dict[str, Any], blobs: list[memoryview]) -> Bytes:
@@ -106,7 +110,7 @@ class Worker:
         state = self._client_state(shared, client, clock)
         models: dict[str, Tree | None] = {"before": None} if self.algorithm.round else {}
         if self.algorithm.personalize and personalized:
-            models["after"] = self.store.load("final", self.algorithm.personal_type, client, clock + 1)
+            models["after"] = self.store.load("final", self.algorithm.personal_type, client, clock)
         own = "pooled" if client == self.federation.pooled else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
         unseen = client >= self.federation.num_clients
@@ -143,8 +147,12 @@ class Worker:
         assert self.algorithm.init_personal is not None
         personal = []
         for client, shared, state in zip(header["clients"], received, states, strict=True):
-            known = self.store.load("personal", self.algorithm.personal_type, client, header["clock"])
-            personal.append(self.algorithm.init_personal(shared, state, client, self.seed) if known is None else known)
+            version = newest_version(self.store, "personal", client, header["clock"])
+            personal.append(
+                self.algorithm.init_personal(shared, state, client, self.seed)
+                if version is None
+                else self.store.load("personal", self.algorithm.personal_type, client, version)
+            )
         return trees.stack(personal)
 
     def _received(self, exchange: Exchange, header: dict[str, Any], blobs: list[memoryview]) -> list[Tree]:
@@ -154,13 +162,19 @@ class Worker:
     def _client_state(self, shared: Tree, client: ClientId, clock: int) -> Tree:
         if self.algorithm.client_type is Nothing:
             return Nothing()
-        known = self.store.load("client", self.algorithm.client_type, client, clock)
-        return self.algorithm.init_client(shared, client, self.seed) if known is None else known
+        version = newest_version(self.store, "client", client, clock)
+        if version is None:
+            return self.algorithm.init_client(shared, client, self.seed)
+        return self.store.load("client", self.algorithm.client_type, client, version)
 
     def _keep(self, kind: str, clients: list[ClientId], state_S: Tree, clock: int) -> None:
         if trees.leaves(state_S):
             states = {client: trees.pick(state_S, s) for s, client in enumerate(clients)}
             self.store.save(kind, states, clock)
+
+
+def newest_version(store: PrivateStore, kind: str, client: ClientId, before: int) -> int | None:
+    return next((version for version in range(before - 1, -1, -1) if store.have(kind, {client: version})), None)
 
 
 def find_exchange(algorithm: Algorithm, phase: str, index: int) -> Exchange:
