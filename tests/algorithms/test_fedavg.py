@@ -29,7 +29,7 @@ from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
-from fedmoe.storage.checkpoints import load_newest, save_checkpoint
+from fedmoe.storage.checkpoints import Checkpoint, load_newest, save_checkpoint
 from fedmoe.streams import Streams
 from fedmoe.training.settings import LocalTraining
 
@@ -127,8 +127,8 @@ class TestTheServerOptimizer:
     def test_a_checkpoint_gives_the_moments_back(self, optimizer, tmp_path):
         state = init_server(EXPERT, 0, optimizer)
         state = aggregate(state, {0: Update(EXPERT.init(1), torch.tensor(4.0))}, None, optimizer)
-        save_checkpoint(tmp_path, 1, state, {})
-        checkpoint, _ = load_newest(tmp_path, ServerState)
+        save_checkpoint(tmp_path, Checkpoint(1, state, {}), "run")
+        checkpoint, _ = load_newest(tmp_path, ServerState, "run")
         torch.testing.assert_close(checkpoint.server, state, rtol=0, atol=0)
 
 

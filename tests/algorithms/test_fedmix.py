@@ -15,6 +15,7 @@ from builders import (
     PARTICIPANTS,
     PLAIN,
     SOME_OPTED_OUT,
+    newest_private,
     run_algorithm,
     run_spied,
     tiny_federation,
@@ -28,7 +29,6 @@ from fedmoe.algorithms.fedmix.algorithm import expert_shares, fedmix, init_clien
 from fedmoe.algorithms.fedmix.objective import Objective
 from fedmoe.algorithms.fedmix.states import ClientState, FedMixConfig, Update
 from fedmoe.clients.federation import side_by_side
-from fedmoe.clients.private_store import PrivateStore
 from fedmoe.core_types import ClientData
 from fedmoe.encoding import decode_tensors
 from fedmoe.models.expert_mixture import marginal_entropy
@@ -156,13 +156,11 @@ def test_without_pruning_it_is_algorithm_1_as_printed(tmp_path):
     expected, gates = algorithm_1(config, setup, tiny_federation(), rounds=3)
     for name, leaf in trees.to_named(expected._replace(usage=outcome.server.usage)).items():
         torch.testing.assert_close(trees.to_named(outcome.server)[name], leaf, atol=2e-5, rtol=1e-4, msg=name)
-    kept = PrivateStore(tmp_path / "store")
     for client in PARTICIPANTS:
-        gate = kept.load("client", ClientState, client, 10**6).gate
+        gate = newest_private(tmp_path / "store", "client", ClientState, client).gate
         torch.testing.assert_close(
             gate, {"weight": gates[client]["A"], "bias": gates[client]["b"]}, atol=2e-5, rtol=1e-4
         )
-    kept.close()
 
 
 # The server

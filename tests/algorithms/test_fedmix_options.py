@@ -16,6 +16,7 @@ from builders import (
     UNSEEN,
     make_expert,
     make_gate,
+    newest_private,
     run_algorithm,
     run_spied,
     tiny_config,
@@ -33,7 +34,6 @@ from fedmoe.algorithms.fedmix.personal import personalize, predict
 from fedmoe.algorithms.fedmix.release import log_average_gate, log_client_shares, log_gate_of
 from fedmoe.algorithms.fedmix.states import ClientState, FedMixConfig, PersonalState
 from fedmoe.clients.federation import examples
-from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import parse_config
 from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError, DataError
@@ -49,10 +49,7 @@ ADAM = ServerOptimizer("adam", 0.05)
 
 
 def loaded(path, kind, state_type, client):
-    store = PrivateStore(path)
-    state = store.load(kind, state_type, client, 10**6)
-    store.close()
-    return state
+    return newest_private(path, kind, state_type, client)
 
 
 def on_plain(config, setup, **changes):
