@@ -235,20 +235,21 @@ def messages_in(answer: bytes) -> dict[ClientId, tuple[Tensors, Tensors]]:
     header, blobs = wire.unpack(answer)
     found = {}
     for group, blob in zip(header["groups"], blobs, strict=True):
-        update_S, report_S = wire.decode_answer(blob)
+        update_S, report_S = wire.decode_reply(blob)
         for s, client in enumerate(group):
             found[client] = ({n: t[s] for n, t in update_S.items()}, {n: t[s] for n, t in report_S.items()})
     return found
 
 
 def with_updates(answer: bytes, clients: Sequence[ClientId], change: Callable[[Tensors], Tensors | bytes]) -> bytes:
-    """The same answer with other updates of some clients, each client for itself."""
+    """The same reply with other updates of some clients, each client for itself."""
     groups, blobs = [], []
+    header, _ = wire.unpack(answer)
     for client, (update, report) in messages_in(answer).items():
         changed = change(update) if client in clients else update
         groups.append([client])
         blobs.append([changed if isinstance(changed, bytes) else alone(changed, report)])
-    return wire.pack({"groups": groups}, blobs)
+    return wire.pack({**header, "groups": groups}, blobs)
 
 
 def alone(update: Tensors, report: Tensors) -> bytes:

@@ -91,7 +91,7 @@ def test_every_option_trains_answers_and_is_the_same_in_any_order(options, backe
         algorithm, tiny_federation(), tmp_path / "b", rounds=3, release=can_release, workers=2
     ).fingerprint()
     assert outcome.fingerprint() == again
-    assert outcome.manifest["refused"] == []
+    assert outcome.manifest["rejected"] == []
     assert all(torch.tensor(score.loss).isfinite() for score in outcome.scores)
 
 

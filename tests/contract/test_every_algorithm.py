@@ -43,6 +43,7 @@ from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.core_types import ClientId, Examples, Tensors
 from fedmoe.encoding import decode_tensors
 from fedmoe.engines.session import Transport
+from fedmoe.engines.worker import find_exchange
 from fedmoe.errors import MessageError
 from fedmoe.training.inference import Backend
 
@@ -158,6 +159,10 @@ def leaked(outcome: Outcome, spy: Spy) -> list[str]:
     ]
 
 
+def exchange_of(algorithm: Algorithm, asked: dict[str, Any]) -> Exchange:
+    return find_exchange(algorithm, asked["phase"], asked["index"])
+
+
 @every_algorithm
 def test_the_manifest_counts_what_really_passed(name: str, tmp_path: Path) -> None:
     """Names, times and bytes in the manifest are those of the tensors in the frames, client by client."""
@@ -166,13 +171,17 @@ def test_the_manifest_counts_what_really_passed(name: str, tmp_path: Path) -> No
     up, of_client, down = Counter[str](), Counter[ClientId](), Counter[str]()
     for sent in spy.exchanged:
         for client, (update, report) in sent.messages.items():
-            up.update(wire.by_expert(update).keys() | {f"report:{name}" for name in report})
+            up.update(
+                wire.by_expert(exchange_of(algorithm, sent.asked).update_type, update).keys()
+                | {f"report:{name}" for name in report}
+            )
             of_client[client] += sum(tensor.nbytes for tensor in (*update.values(), *report.values()))
     for header, blobs in map(wire.unpack, spy.received):
         for which in header["broadcast_index"] if header["do"] == "exchange" else ():
-            down.update(wire.by_expert(decode_tensors(blobs[which])).keys())
+            kind = exchange_of(algorithm, header).broadcast_type
+            down.update(wire.by_expert(kind, decode_tensors(blobs[which])).keys())
     for kept in outcome.kept.values():
-        down.update(wire.by_expert(trees.to_named(kept)).keys())
+        down.update(wire.by_expert(type(kept), trees.to_named(kept)).keys())
 
     assert up == times(outcome.manifest["sent_by_clients"])
     assert down == times(outcome.manifest["received_by_clients"])
@@ -317,7 +326,7 @@ def test_one_record_is_enough_to_take_part(name: str, tmp_path: Path) -> None:
     outcome = run_algorithm(make(name), tiny_federation(), tmp_path / "store", rounds=3)
     assert any(ONE_RECORD in record.clients for record in outcome.records)
     assert str(ONE_RECORD) in outcome.manifest["messages_of_client"]
-    assert outcome.manifest["refused"] == []
+    assert outcome.manifest["rejected"] == []
 
 
 # A bad client
@@ -364,7 +373,7 @@ def test_a_bad_update_is_refused_and_the_round_goes_on(name: str, reason: str, t
         rounds=1,
         through=lambda inner: Tamper(inner, bad, FAULTS[reason]),
     )
-    (refusal,) = outcome.manifest["refused"]
+    (refusal,) = outcome.manifest["rejected"]
     assert (refusal["round"], refusal["client"]) == (1, bad)
     assert reason in refusal["reason"]
     assert outcome.records[0].refused == 1

@@ -173,7 +173,7 @@ def test_who_was_refused_sits_out_the_rest_of_the_round(tmp_path: Path) -> None:
     outcome = run_algorithm(
         make("chosen_experts"), tiny_federation(), tmp_path / "store", rounds=1, cohort_size=9, through=BadChoice
     )
-    assert [(one["exchange"], one["client"]) for one in outcome.manifest["refused"]] == [("choose", PLAIN)]
+    assert [(one["exchange"], one["client"]) for one in outcome.manifest["rejected"]] == [("choose", PLAIN)]
     assert "train" not in outcome.manifest["messages_of_client"][str(PLAIN)]
     assert "train" in outcome.manifest["messages_of_client"][str(ONE_RECORD)]
 

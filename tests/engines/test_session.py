@@ -134,7 +134,7 @@ def test_what_is_no_message_is_refused_and_the_round_goes_on(tmp_path: Path) -> 
         driver = coordinator(Garbled(transport, [PLAIN]))
         _, record = driver.run_round(algorithm.init_server(0), 1)
     assert record.refused == 1
-    (refusal,) = driver.manifest.refused
+    (refusal,) = driver.manifest.rejected
     assert refusal["client"] == PLAIN
     assert "not safetensors" in refusal["reason"]
 
@@ -143,13 +143,13 @@ def test_refusals_are_in_the_order_of_ids_whoever_answered_first(tmp_path: Path)
     outcome = run_algorithm(
         make(), tiny_federation(), tmp_path / "store", rounds=1, cohort_size=1, max_update_norm=1e-6, through=Backwards
     )
-    assert [one["client"] for one in outcome.manifest["refused"]] == list(PARTICIPANTS)
+    assert [one["client"] for one in outcome.manifest["rejected"]] == list(PARTICIPANTS)
 
 
 def test_an_update_beyond_the_norm_bound_is_refused(tmp_path: Path) -> None:
     outcome = run_algorithm(make(), tiny_federation(), tmp_path / "store", rounds=1, max_update_norm=1e-6)
-    assert [one["client"] for one in outcome.manifest["refused"]] == list(PARTICIPANTS)
-    assert all("max_update_norm" in one["reason"] for one in outcome.manifest["refused"])
+    assert [one["client"] for one in outcome.manifest["rejected"]] == list(PARTICIPANTS)
+    assert all("max_update_norm" in one["reason"] for one in outcome.manifest["rejected"])
 
 
 def test_an_error_that_the_user_can_mend_travels_back(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_broadcast_of_none_asks_that_client_nothing(tmp_path: Path) -> None:
     sent = {int(client): list(rows) for client, rows in outcome.manifest["messages_of_client"].items()}
     assert "train" not in sent[silent]
     assert all("train" in sent[client] for client in others)
-    assert outcome.manifest["refused"] == []
+    assert outcome.manifest["rejected"] == []
 
 
 def _unless(silent: bool, exchange: Any, server: Tree, client: ClientId) -> Tree:
@@ -225,6 +225,6 @@ def test_an_update_whose_values_the_algorithm_refuses_does_not_count(tmp_path: P
     algorithm = make()
     strict = algorithm.round[0]._replace(fault=lambda update, _sent: "too many" if update.num_examples > 3 else None)
     outcome = run_algorithm(algorithm._replace(round=(strict,)), tiny_federation(), tmp_path / "store", rounds=1)
-    refused = {row["client"] for row in outcome.manifest["refused"]}
-    assert refused and {row["reason"] for row in outcome.manifest["refused"]} == {"too many"}
+    refused = {row["client"] for row in outcome.manifest["rejected"]}
+    assert refused and {row["reason"] for row in outcome.manifest["rejected"]} == {"too many"}
     assert all("train" not in outcome.manifest["messages_of_client"].get(str(client), {}) for client in refused)

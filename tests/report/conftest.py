@@ -63,7 +63,7 @@ def result(name: str, seed: int, clients: int, unseen: int, rounds: int, classes
             "bytes_down": 2_469_134 if joins else 0,
             "clients_that_sent": clients if joins else 0,
             "opted_out_clients": 0,
-            "refused": 0,
+            "rejected": 0,
         },
     }
 

@@ -16,8 +16,9 @@ from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes, Parts
 from fedmoe.engines.frames import Cohort, frame_of, shared
 from fedmoe.engines.manifest import Manifest, Sent
-from fedmoe.engines.replies import Replies, Reply, read_answer, sort_replies
-from fedmoe.engines.worker import ERRORS, find_exchange
+from fedmoe.engines.replies import Replies, Reply, read_replies, reported_error, sort_replies
+from fedmoe.engines.update_checks import UpdateLimits
+from fedmoe.engines.worker import find_exchange
 from fedmoe.errors import RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.streams import numpy_stream
@@ -61,7 +62,7 @@ class Coordinator:
 
     def run_round(self, server: Tree, round_number: int) -> tuple[Tree, RoundRecord]:
         """All exchanges of one round (rounds count from 1), and the validation where it is due."""
-        start, refused = time.monotonic(), len(self.manifest.refused)
+        start, refused = time.monotonic(), len(self.manifest.rejected)
         rng = numpy_stream(self.seed, "sample", round_number)
         sampled = self.algorithm.sample(server, round_number, self.federation.participants, rng)
         clients = sorted(int(client) for client in sampled)
@@ -72,7 +73,7 @@ class Coordinator:
             replies = self.exchange(server, "round", index, round_number, answers)
             for client, update in replies.updates.items():
                 answers[client].append(update)
-            answers = {client: told for client, told in answers.items() if client not in replies.refused}
+            answers = {client: told for client, told in answers.items() if client not in replies.rejected}
             before, server = server, exchange.aggregate(server, *replies[:3]) if replies.updates else server
             if exchange.observe and replies.updates:
                 experts = exchange.observe(before, server, *replies[:3]).as_event()
@@ -84,7 +85,7 @@ class Coordinator:
             )
             server = validation.exchange.aggregate(server, *scores[:3])
         seconds = time.monotonic() - start
-        refused = len(self.manifest.refused) - refused
+        refused = len(self.manifest.rejected) - refused
         return server, RoundRecord(round_number, clients, refused, means, seconds, self.manifest.take_round(), experts)
 
     def collect_release(self, server: Tree, look_after: int | None = None) -> Tree:
@@ -147,15 +148,16 @@ class Coordinator:
         offered = {client: exchange.broadcast(server, client, answers[client]) for client in sorted(answers)}
         broadcasts = shared({client: broadcast for client, broadcast in offered.items() if broadcast is not None})
         slot = len(self.algorithm.round) if phase in ("validation", "release") else index
+        reply_to = f"round {round_number}, {phase} {index}"
         header = {
             "do": "exchange", "phase": phase, "index": index,
             "round": round_number, "clock": self._clock(round_number, slot), "keep": keep,
+            "reply_to": reply_to,
         }  # fmt: skip
         told: dict[ClientId, Reply] = {}
-        for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange)):
-            for group, blob in zip(answer["groups"], blobs, strict=True):
-                sent = [broadcasts[client] for client in group]
-                told |= read_answer(exchange, sent, group, blob, self.manifest, self.max_update_norm)
+        cohorts, limits = self.cohorts(broadcasts, exchange), UpdateLimits(self.max_update_norm)
+        for place, frame in self._frames(header, cohorts):
+            told |= read_replies(exchange, cohorts[place], reply_to, frame, self.manifest, limits)
         self._count_down(exchange.name, broadcasts)
         return sort_replies(exchange, round_number, told, broadcasts, self.manifest)
 
@@ -174,7 +176,7 @@ class Coordinator:
     def _count_down(self, exchange: str, broadcasts: dict[ClientId, Tree]) -> None:
         times = Counter(map(id, broadcasts.values()))
         for broadcast in {id(broadcast): broadcast for broadcast in broadcasts.values()}.values():
-            self.manifest.count_down(exchange, trees.to_named(broadcast), times[id(broadcast)])
+            self.manifest.count_down(exchange, broadcast, times[id(broadcast)])
 
     def _validators(self, round_number: int) -> list[ClientId]:
         pool = self.federation.participants
@@ -207,13 +209,14 @@ class Coordinator:
         return next(answer for answer, _ in self._run(header, [Cohort([], [])]))
 
     def _run(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[tuple[dict[str, Any], list[memoryview]]]:
+        yield from (wire.unpack(frame) for _, frame in self._frames(header, cohorts))
+
+    def _frames(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[tuple[int, Bytes]]:
         encoded: dict[int, Parts] = {}
-        frames = [frame_of(header, cohort, encoded) for cohort in cohorts]
-        for _, frame in self.transport.run(frames):
-            answer, blobs = wire.unpack(frame)
-            if "error" in answer:
-                raise ERRORS.get(answer["error"], RunError)(answer["message"])
-            yield answer, blobs
+        for place, frame in self.transport.run([frame_of(header, cohort, encoded) for cohort in cohorts]):
+            if error := reported_error(frame):
+                raise error
+            yield place, frame
 
 
 def _mean_reports(reports: dict[ClientId, Any]) -> dict[str, float]:

@@ -12,13 +12,9 @@ from fedmoe.clients.federation import Federation
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
-from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, RunError
+from fedmoe.errors import FedmoeError
 from fedmoe.evaluation.metrics import Score, score_examples
 from fedmoe.streams import Streams
-
-ERRORS: dict[str, type[FedmoeError]] = {
-    kind.__name__: kind for kind in (ConfigError, DataError, MessageError, RunError)
-}
 
 
 class Worker:
@@ -72,7 +68,9 @@ class Worker:
             groups = [[client] for client in clients]
             updates = [trees.stack([update]) for update in update_S]
             reports = [trees.stack([report]) for report in trees.unstack(report_S, len(clients))]
-        return wire.pack({"groups": groups}, list(map(wire.encode_answer, updates, reports)))
+        return wire.pack(
+            {"reply_to": header["reply_to"], "groups": groups}, list(map(wire.encode_reply, updates, reports))
+        )
 
     def do_personalize(self, header: dict[str, Any], blobs: list[memoryview]) -> Bytes:
         clients, clock = header["clients"], header["clock"]

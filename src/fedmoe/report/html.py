@@ -210,16 +210,16 @@ def _experts(methods: Sequence[Method]) -> str:
 
 
 def _traffic(methods: Sequence[Method]) -> str:
-    names = ["Method", "Left the clients", "Sent to clients", "Clients that sent", "Opted out", "Refused"]
+    names = ["Method", "Left the clients", "Sent to clients", "Clients that sent", "Opted out", "Rejected"]
     rows = []
     for method in methods:
         if traffic := [run["traffic"] for run in method.runs if run.get("traffic")]:
             up, down = (_bytes(fmean(t[key] for t in traffic)) for key in ("bytes_up", "bytes_down"))
-            keys = ("clients_that_sent", "opted_out_clients", "refused")
+            keys = ("clients_that_sent", "opted_out_clients", "rejected")
             counts = (f"{fmean(t[key] for t in traffic):,.4g}" for key in keys)
             cells = (element("td", cell) for cell in (up, down, *counts))
             rows.append(element("th", escape(method.title), scope="row") + "".join(cells))
-    caption = "Bytes of all messages of one run, mean over seeds. Refused: messages that the server did not accept."
+    caption = "Bytes of all messages of one run, mean over seeds. Rejected: messages that the server did not accept."
     return element("section", element("h2", "What left the clients"), _table(names, rows, caption)) if rows else ""
 
 
