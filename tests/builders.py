@@ -258,13 +258,14 @@ def messages_in(answer: bytes) -> dict[ClientId, tuple[Tensors, Tensors]]:
 
 
 def with_updates(answer: bytes, clients: Sequence[ClientId], change: Callable[[Tensors], Tensors | bytes]) -> bytes:
-    """The same answer with other updates of some clients, each client for itself."""
+    """The same reply with other updates of some clients, each client for itself."""
     groups, blobs = [], []
+    header, _ = wire.unpack(answer)
     for client, (update, report) in messages_in(answer).items():
         changed = change(update) if client in clients else update
         groups.append([client])
         blobs.append([changed if isinstance(changed, bytes) else alone(changed, report)])
-    return wire.pack({"reply_to": wire.unpack(answer)[0]["reply_to"], "groups": groups}, blobs)
+    return wire.pack({**header, "groups": groups}, blobs)
 
 
 def alone(update: Tensors, report: Tensors) -> bytes:

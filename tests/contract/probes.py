@@ -81,7 +81,7 @@ class Choice(NamedTuple):
     experts: Tensor  # (K,)
 
 
-@message
+@message(experts="experts", expert_ids="expert_ids")
 class ExpertsDown(NamedTuple):
     experts: Tensors  # (H, ...)
     expert_ids: Tensor  # (H,)
@@ -94,7 +94,7 @@ class Trained(NamedTuple):
     num_examples: Tensor
 
 
-@message
+@message(experts="experts", expert_ids="expert_ids")
 class Delivered(NamedTuple):
     router: Tensors
     experts: Tensors

@@ -43,7 +43,7 @@ from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.core_types import ClientId, Examples, Tensors
 from fedmoe.encoding import decode_tensors
-from fedmoe.engines.protocol import Transport
+from fedmoe.engines.protocol import Transport, exchanges_of
 from fedmoe.errors import MessageError
 from fedmoe.training.inference import Backend
 
@@ -160,6 +160,10 @@ def leaked(outcome: Outcome, spy: Spy) -> list[str]:
     ]
 
 
+def exchange_of(algorithm: Algorithm, asked: dict[str, Any]) -> Exchange:
+    return exchanges_of(algorithm, asked["phase"])[asked["index"]]
+
+
 @every_algorithm
 def test_the_manifest_counts_what_really_passed(name: str, tmp_path: Path) -> None:
     """Names, times and bytes in the manifest are those of the tensors in the frames, client by client."""
@@ -168,13 +172,17 @@ def test_the_manifest_counts_what_really_passed(name: str, tmp_path: Path) -> No
     up, of_client, down = Counter[str](), Counter[ClientId](), Counter[str]()
     for sent in spy.exchanged:
         for client, (update, report) in sent.messages.items():
-            up.update(wire.by_expert(update).keys() | {f"report:{name}" for name in report})
+            up.update(
+                wire.by_expert(exchange_of(algorithm, sent.asked).update_type, update).keys()
+                | {f"report:{name}" for name in report}
+            )
             of_client[client] += sum(tensor.nbytes for tensor in (*update.values(), *report.values()))
     for header, blobs in map(wire.unpack, spy.received):
         for which in header["broadcast_index"] if header["do"] == "exchange" else ():
-            down.update(wire.by_expert(decode_tensors(blobs[which])).keys())
+            kind = exchange_of(algorithm, header).broadcast_type
+            down.update(wire.by_expert(kind, decode_tensors(blobs[which])).keys())
     for kept in outcome.delivered.values():
-        down.update(wire.by_expert(trees.to_named(kept)).keys())
+        down.update(wire.by_expert(type(kept), trees.to_named(kept)).keys())
 
     assert up == times(outcome.manifest["sent_by_clients"])
     assert down == times(outcome.manifest["received_by_clients"])

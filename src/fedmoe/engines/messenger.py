@@ -14,15 +14,16 @@ from fedmoe.engines.frames import Cohort, frame_of, shared
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.protocol import Phase, Transport, exchanges_of
 from fedmoe.engines.replies import (
+    NO_REPLY,
     Replies,
     Reply,
-    UpdateLimits,
     read_header,
     read_replies,
-    read_scores,
     reported_error,
     sort_replies,
 )
+from fedmoe.engines.score_replies import read_scores
+from fedmoe.engines.update_checks import UpdateLimits
 from fedmoe.evaluation.metrics import Score
 
 VersionOf = Callable[[ClientId], int]  # the state version that a message names for a client
@@ -68,7 +69,7 @@ class Messenger:
         replies: dict[ClientId, Reply] = {}
         for cohort, frame in self._run(header, self.cohorts(broadcasts, exchange), version_of):
             replies |= read_replies(exchange, cohort, question.reply_to, frame, manifest, self.limits)
-        lost = {client: Reply("it did not reply") for client in broadcasts if client not in replies}
+        lost = {client: NO_REPLY for client in broadcasts if client not in replies}
         self.count_down(manifest, exchange.name, broadcasts)
         return sort_replies(exchange, question.step, replies | lost, broadcasts, manifest)
 
@@ -88,12 +89,13 @@ class Messenger:
             yield cohort.clients
 
     def scores(
-        self, delivered: dict[ClientId, Tree], final: int | None, version_of: VersionOf, manifest: Manifest
+        self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
     ) -> Iterator[list[Score]]:
         """Client by client, of the models before personalisation and, with a `final` version, after it."""
-        header = {"do": "score", "final": final, "send": True, "reply_to": "score"}
+        reply_to = f"score:{step}"
+        header = {"do": "score", "final": final, "send": True, "reply_to": reply_to}
         for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
-            yield read_scores(cohort, "score", frame, manifest, self.num_clients)
+            yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients)
 
     def score_in_private(self, delivered: dict[ClientId, Tree], final: int | None, version_of: VersionOf) -> None:
         """Clients score themselves and keep the figures."""

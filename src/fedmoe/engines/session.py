@@ -151,7 +151,7 @@ class Session:
         named = self._versions.after(self._delivery_versions)
         asked = [client for client in self.delivered if self._is_asked(client)]
         others = [client for client in self.delivered if not self._is_asked(client)]
-        yield from self._messages.scores({c: self.delivered[c] for c in asked}, final, named, self.manifest)
+        yield from self._messages.scores({c: self.delivered[c] for c in asked}, self.step, final, named, self.manifest)
         self._messages.score_in_private({client: self.delivered[client] for client in others}, final, named)
 
     def personal_model(self, client: ClientId) -> PersonalModel:
@@ -171,7 +171,7 @@ class Session:
                 server = attempt.server
         delivered = self._deliver(server, clients, self.evaluation_manifest, keep=False)
         asked = {client: delivered[client] for client in clients if self._is_asked(client)}
-        batches = self._messages.scores(asked, None, self._versions.after({}), self.manifest)
+        batches = self._messages.scores(asked, self.step, None, self._versions.after({}), self.manifest)
         return [score for scores in batches for score in scores]
 
     # Steps

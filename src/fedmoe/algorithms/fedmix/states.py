@@ -53,7 +53,7 @@ class FedMixConfig:
         return self.prune_threshold / self.num_experts
 
 
-@message
+@message(experts="experts", expert_ids="expert_ids")
 class Broadcast(NamedTuple):
     experts: Tensors  # (H, ...): w_k
     expert_ids: Tensor  # (H,)
@@ -88,7 +88,7 @@ class PersonalState(NamedTuple):
     trained: Tensor
 
 
-@message
+@message(experts="experts", expert_ids="expert_ids")
 class Update(NamedTuple):
     experts: Tensors  # (H, ...): of those received, the ones in use
     expert_ids: Tensor
