@@ -207,7 +207,7 @@ class _Run:
         if len(latest) == limit and all(record["abandoned"] for record in latest):
             raise RunError(
                 f"the last {limit} rounds were abandoned, so nothing is learnt: {latest[-1]['abandoned']}. If the "
-                "loss diverged, lower training.federated.learning_rate; if clients are lost, lower schedule.min_clients."
+                "loss diverged, lower training.federated.learning_rate; if clients get lost, schedule.min_clients."
             )
 
     def _record(self, event: dict[str, Any]) -> dict[str, Any]:

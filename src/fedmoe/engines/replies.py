@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedmoe import trees, wire
-from fedmoe.algorithms.algorithm import Exchange, no_fault
+from fedmoe.algorithms.algorithm import Exchange, accept
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.engines.frames import Cohort
@@ -110,7 +110,7 @@ def _read_group(
         return [Reply(shown_reason(reason)) for reason in reasons if reason]
     updates = trees.unstack(trees.from_named(exchange.update_type, update_S), len(group))
     reports = trees.unstack(trees.from_named(exchange.report_type, report_S), len(group))
-    if exchange.fault is not no_fault:
+    if exchange.rejection is not accept:
         reasons = [
             reason or _own_rejection(exchange, update, broadcast)
             for reason, update, broadcast in zip(reasons, updates, sent, strict=True)
@@ -144,7 +144,7 @@ def _check_size(message: Bytes, expected: Sequence[Tree]) -> None:
 def _own_rejection(exchange: Exchange, update: Tree, broadcast: Tree) -> str | None:
     """The algorithm's own reason. Its check may stumble on values that it did not think of."""
     try:
-        return exchange.fault(update, broadcast)
+        return exchange.rejection(update, broadcast)
     except Exception as error:
         return shown_reason(error)
 
@@ -171,7 +171,9 @@ def read_header(frame: Bytes, **fields: type[Any]) -> dict[str, Any]:
     header, _ = wire.unpack(frame)
     for name, kind in fields.items():
         if type(header.get(name)) is not kind:
-            raise MessageError(f"the {name} of a reply are {shown_reason(repr(header.get(name)))}, not a {kind.__name__}.")
+            raise MessageError(
+                f"the {name} of a reply are {shown_reason(repr(header.get(name)))}, not a {kind.__name__}."
+            )
     return header
 
 
