@@ -16,8 +16,9 @@ from serve import serve
 from workloads import NUM_CLASSES, WORKLOADS, Workload, client_data
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
+from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.fedavg import Broadcast
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.algorithms.specialist_mixture import PersonalState, mixture_losses, with_general_answers
 from fedmoe.assembly import build_algorithm, build_networks, resolve_backend
 from fedmoe.clients.federation import Federation, Records, examples

@@ -19,7 +19,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedmoe import trees, wire
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
+from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.config import ExperimentConfig, parse_config
 from fedmoe.core_types import ClientId, Examples, Tensors, Tree

@@ -9,7 +9,7 @@ from torch import nn
 from builders import run_algorithm, tiny_federation, tiny_setup
 from fedmoe import trees
 from fedmoe.aggregation.server_optimizer import ServerOptimizer, init_moments, server_step
-from fedmoe.algorithms.algorithm import AlgorithmSetup, Nothing, uniform_sample
+from fedmoe.algorithms.algorithm import Nothing, uniform_sample
 from fedmoe.algorithms.fedavg import (
     Broadcast,
     FedAvgConfig,
@@ -23,6 +23,7 @@ from fedmoe.algorithms.fedavg import (
     send_best_model,
     send_model,
 )
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 
 from fedmoe import trees
 from fedmoe.algorithms import fine_tuned, local_global_mixture, local_only, specialist_mixture
-from fedmoe.algorithms.algorithm import AlgorithmSetup, Nothing
+from fedmoe.algorithms.algorithm import Nothing
 from fedmoe.algorithms.catalog import CATALOG, find
 from fedmoe.algorithms.fedavg import Broadcast
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError

@@ -17,8 +17,9 @@ from torch.func import vmap
 from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
 from fedmoe.aggregation.expert_observation import ExpertSubset, Observation, observe_experts
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Exchange, NoReport, Nothing, uniform_sample
+from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, uniform_sample
 from fedmoe.algorithms.catalog import Entry
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.clients.federation import side_by_side
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, Tree
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
@@ -107,7 +108,7 @@ def chosen_experts(config: ChosenExpertsConfig, setup: AlgorithmSetup) -> Algori
         local_update=lambda b, c, data, _rng: choose_experts(setup, b, c, data),
         aggregate=unchanged,
         update_like=lambda _: Choice(torch.zeros(NUM_CHOSEN, dtype=torch.int64)),
-        fault=lambda choice, _sent: (
+        rejection=lambda choice, _sent: (
             None if 0 <= choice.experts.min() <= choice.experts.max() < NUM_EXPERTS else "no such expert"
         ),
         broadcast_type=RouterDown,

@@ -223,7 +223,9 @@ def _unless(silent: bool, exchange: Any, server: Tree, client: ClientId) -> Tree
 
 def test_an_update_whose_values_the_algorithm_refuses_does_not_count(tmp_path: Path) -> None:
     algorithm = make()
-    strict = algorithm.round[0]._replace(fault=lambda update, _sent: "too many" if update.num_examples > 3 else None)
+    strict = algorithm.round[0]._replace(
+        rejection=lambda update, _sent: "too many" if update.num_examples > 3 else None
+    )
     outcome = run_algorithm(algorithm._replace(round=(strict,)), tiny_federation(), tmp_path / "store", rounds=1)
     refused = {row["client"] for row in outcome.manifest["refused"]}
     assert refused and {row["reason"] for row in outcome.manifest["refused"]} == {"too many"}

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import AlgorithmSetup, Nothing
+from fedmoe.algorithms.algorithm import Nothing
 from fedmoe.algorithms.catalog import find
 from fedmoe.algorithms.fedavg import Broadcast
 from fedmoe.algorithms.local_global_mixture import PersonalState as LocalGlobal
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.algorithms.specialist_mixture import PersonalState as Specialist
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.models.images import mlp

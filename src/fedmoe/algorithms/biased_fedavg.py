@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
+from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.partial_personalization import (
     Broadcast,
     ClientState,
@@ -21,6 +21,7 @@ from fedmoe.algorithms.partial_personalization import (
     fit_private,
     partial_personalization,
 )
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import Tensors
 
 

@@ -22,13 +22,13 @@ from fedmoe.aggregation.expert_observation import ExpertSubset, Observation, obs
 from fedmoe.aggregation.server_optimizer import Moments, ServerOptimizer, init_moments, server_step
 from fedmoe.algorithms.algorithm import (
     Algorithm,
-    AlgorithmSetup,
     Exchange,
     NoReport,
     Nothing,
     Validation,
     uniform_sample,
 )
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Tensors
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Nothing
+from fedmoe.algorithms.algorithm import Algorithm, Nothing
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
 from fedmoe.streams import Streams
 from fedmoe.training.local import train_classifier

@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, NoReport
+from fedmoe.algorithms.algorithm import Algorithm, NoReport
 from fedmoe.algorithms.partial_personalization import (
     Broadcast,
     ClientState,
@@ -29,6 +29,7 @@ from fedmoe.algorithms.partial_personalization import (
     give,
     partial_personalization,
 )
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
 from fedmoe.errors import ConfigError
 from fedmoe.models.layers import all_passes_through, answer_from, layers_of, representation

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Nothing
+from fedmoe.algorithms.algorithm import Algorithm, Nothing
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.local_only import train_alone
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
 from fedmoe.models.mixture import log_mix
 from fedmoe.streams import Streams

@@ -10,7 +10,8 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Exchange, NoReport, Nothing, uniform_sample
+from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, uniform_sample
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
 from fedmoe.streams import Streams
 from fedmoe.training.local import train_classifier

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fedmoe.aggregation.server_optimizer import Moments, ServerOptimizer, init_moments
 from fedmoe.algorithms import fedavg
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Exchange, NoReport, Nothing, uniform_sample
+from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, uniform_sample
 from fedmoe.algorithms.fedavg import TrainingReport, Update, move_model
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Tensors, Tree
 from fedmoe.models.mixture import negative_log_likelihood
 from fedmoe.models.network import Network

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from fedmoe import trees, wire
-from fedmoe.algorithms.algorithm import Exchange, no_fault
+from fedmoe.algorithms.algorithm import Exchange, accept
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.engines.manifest import Manifest
@@ -47,9 +47,9 @@ def read_answer(
         reports = trees.unstack(trees.from_named(exchange.report_type, numbers_S), len(group))
     except MessageError as error:
         return {client: Reply(str(error)) for client in group}
-    if exchange.fault is not no_fault:
+    if exchange.rejection is not accept:
         asked = zip(faults, updates, sent, strict=True)
-        faults = [fault or exchange.fault(one, broadcast) for fault, one, broadcast in asked]
+        faults = [fault or exchange.rejection(one, broadcast) for fault, one, broadcast in asked]
     accepted = [place for place, fault in enumerate(faults) if not fault]
     manifest.count_up(exchange.name, [group[s] for s in accepted], accepted, tensors_S, numbers_S)
     return dict(zip(group, map(Reply, faults, updates, reports), strict=True))

@@ -22,7 +22,7 @@ from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
 from fedmoe.aggregation.expert_observation import ExpertSubset, Observation, observe_experts
 from fedmoe.aggregation.server_optimizer import Moments, init_moments, server_step
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Exchange, uniform_sample
+from fedmoe.algorithms.algorithm import Algorithm, Exchange, uniform_sample
 from fedmoe.algorithms.fedmix.objective import (
     blank_gate,
     condition_shares,
@@ -46,6 +46,7 @@ from fedmoe.algorithms.fedmix.states import (
     TrainingReport,
     Update,
 )
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Tensors
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
@@ -62,7 +63,7 @@ def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
         local_update=lambda b, c, data, rng: local_update(config, setup, b, c, data, rng),
         aggregate=lambda server, updates, *_: aggregate(config, server, updates),
         update_like=lambda b: update_like(config, b),
-        fault=lambda update, _sent: fault_in_usage(update.usage),
+        rejection=lambda update, _sent: fault_in_usage(update.usage),
         broadcast_type=Broadcast,
         update_type=Update,
         report_type=TrainingReport,

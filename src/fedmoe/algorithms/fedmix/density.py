@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import AlgorithmSetup
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors, Tree
 from fedmoe.errors import ConfigError
 from fedmoe.models.network import Network

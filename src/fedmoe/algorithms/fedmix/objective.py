@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from fedmoe.algorithms.algorithm import AlgorithmSetup
 from fedmoe.algorithms.fedmix.states import Broadcast, ClientState, FedMixConfig
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations

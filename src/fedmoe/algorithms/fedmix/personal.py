@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmoe.algorithms.algorithm import AlgorithmSetup
 from fedmoe.algorithms.fedmix.objective import (
     condition_shares,
     in_use_of,
@@ -21,6 +20,7 @@ from fedmoe.algorithms.fedmix.objective import (
 )
 from fedmoe.algorithms.fedmix.release import average_bias, log_average_gate, log_client_shares
 from fedmoe.algorithms.fedmix.states import Broadcast, ClientState, FedMixConfig, PersonalState
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors, Tree
 from fedmoe.models import expert_mixture as equations
 from fedmoe.streams import Streams

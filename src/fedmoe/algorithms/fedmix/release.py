@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import AlgorithmSetup, Exchange, NoReport
+from fedmoe.algorithms.algorithm import Exchange, NoReport
 from fedmoe.algorithms.fedmix.density import density_network, log_densities, train_density
 from fedmoe.algorithms.fedmix.objective import blank_gate, usage_of
 from fedmoe.algorithms.fedmix.states import ClientState, FedMixConfig, ReleasedState, Request, ServerState
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Tree
 from fedmoe.models import expert_mixture as equations
 from fedmoe.models.network import Network
