@@ -69,9 +69,6 @@ class Federation:
         at = int(np.searchsorted(self.participants, client))
         return client >= self.num_clients or bool(at < len(self.participants) and self.participants[at] == client)
 
-    def name_of(self, client: ClientId) -> str:
-        return self.names[client] if self.names else str(client)
-
     def number_of(self, client: ClientId | str) -> ClientId:
         if isinstance(client, str):
             if self.names is None or client not in self.names:
