@@ -23,7 +23,7 @@ from fedmoe.streams import torch_stream
 # Everything, or by part: "train", and if given "validation" and "test".
 ClientInput = ExampleSource | Mapping[str, ExampleSource]
 PARTS = ("train", "validation", "test")
-MANY_ROWS = 5  # of so many rows, one for training is no training data
+MANY_ROWS = 10  # of so many rows, one for training is no training data
 
 
 class OwnClient(NamedTuple):

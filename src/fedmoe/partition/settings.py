@@ -85,7 +85,7 @@ class PermutationSplit(DomainSplit):
 
 
 class NaturalSplit(SplitSection):
-    """Sizes are upper limits, and come before the shares; see `own_rows.Cut`."""
+    """Sizes are upper limits, and come before the shares; see `per_client_holdout.HoldoutSizes`."""
 
     kind: Literal["natural"] = "natural"
     field: str

@@ -26,8 +26,8 @@ def _abandoned_rounds(results: Sequence[RunRecord]) -> list[str]:
 
 
 def _not_scored(methods: Sequence[Method]) -> list[str]:
-    silent = [method.title for method in methods if not any(run["scores"] for run in method.runs)]
-    return [f"No client was asked for scores: {', '.join(silent)}."] if silent else []
+    unscored = [method.title for method in methods if not any(run["scores"] for run in method.runs)]
+    return [f"No client was asked for scores: {', '.join(unscored)}."] if unscored else []
 
 
 def _server_optimizers(methods: Sequence[Method]) -> list[str]:
