@@ -44,13 +44,16 @@ def _server_optimizers(methods: Sequence[Method]) -> list[str]:
 
 
 def _describe(optimizer: dict[str, Any] | None) -> str:
-    """
-    >>> _describe(None), _describe({"name": "adam", "learning_rate": 0.001})
-    ('averages', 'adam (learning rate 0.001)')
+    """SGD with rate 1 and no momentum is plain averaging, however it is written.
+
+    >>> _describe(None), _describe({"name": "sgd"}), _describe({"name": "adam", "learning_rate": 0.001})
+    ('averages', 'averages', 'adam (learning rate 0.001)')
     """
     if optimizer is None:
         return "averages"
     rate = optimizer.get("learning_rate")
+    if optimizer["name"] == "sgd" and rate in (None, 1.0) and not optimizer.get("momentum"):
+        return "averages"
     return f"{optimizer['name']}" + (f" (learning rate {rate:g})" if rate is not None else "")
 
 
