@@ -288,6 +288,14 @@ def test_a_tilde_is_the_home_folder(fedmoe, config: Path, tmp_path: Path, monkey
     assert fedmoe("report", "~/run", "--dir", "~/page").code == 0
     assert (home / "page/report.html").exists() and not (tmp_path / "~").exists()
     assert str(home / "data") in fedmoe("data", "list", "--folder", "~/data").out.replace(" ", "")
+    missing = fedmoe("run", "~/mine.toml", "--set", "data.name=mnist", "--set", "data.folder=~/data")
+    assert missing.code == 2 and str(home / "data/mnist") in missing.out
+
+
+def test_a_name_that_leads_out_of_runs_is_refused(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("run", config, "--set", "name=../../evil")
+    assert outcome.code == 2 and "cannot name a folder below runs/" in outcome.out
+    assert not (tmp_path / "runs").exists() and not (tmp_path.parent / "evil").exists()
 
 
 def test_explain_names_the_backend_the_reason_and_the_time(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
@@ -369,6 +377,20 @@ def test_a_folder_of_one_file_per_client_is_a_federation(fedmoe, tmp_path: Path)
     assert outcome.code == 0
     manifest = json.loads((tmp_path / "runs/run/manifest.json").read_bytes())
     assert manifest["opted_out_clients"] == [1] and set(manifest["messages_of_client"]) == {"0", "2"}
+
+
+def test_the_classes_of_a_folder_can_be_declared(fedmoe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(0)
+    (tmp_path / "clients").mkdir()
+    for name, label in (("ann", 1), ("bob", 4)):
+        np.savez(tmp_path / "clients" / f"{name}.npz", x=rng.normal(size=(30, 4)), y=np.full(30, label))
+    (tmp_path / "own.toml").write_text(OWN_FOLDER.format(folder="clients"))
+    out = ("--set", "opt_out.clients=[1]")
+    refused = fedmoe("run", tmp_path / "own.toml", *out)
+    assert refused.code == 2 and "Declare num_classes=5" in refused.out
+    assert fedmoe("run", tmp_path / "own.toml", *out, "--set", "data.num_classes=5").code == 0
+    elsewhere = fedmoe("run", tmp_path / "own.toml", "--set", "data.name=digits", "--set", "data.num_classes=5")
+    assert elsewhere.code == 2 and "data.num_classes is for data.name='npz'" in elsewhere.out
 
 
 def test_other_data_in_the_same_directory_are_another_run(fedmoe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

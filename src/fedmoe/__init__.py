@@ -11,6 +11,7 @@ from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, Run
 
 if TYPE_CHECKING:
     from fedmoe.api import run
+    from fedmoe.assembly import Parts, build
     from fedmoe.clients.federation import Federation
     from fedmoe.clients.own_data import federation_from_clients
     from fedmoe.result import Result
@@ -23,8 +24,10 @@ __all__ = [
     "Federation",
     "FedmoeError",
     "MessageError",
+    "Parts",
     "Result",
     "RunError",
+    "build",
     "federation_from_clients",
     "run",
 ]
@@ -32,7 +35,9 @@ __all__ = [
 # Must name what the imports under TYPE_CHECKING name; a test compares the two.
 _HOMES = {
     "Federation": "fedmoe.clients.federation",
+    "Parts": "fedmoe.assembly",
     "Result": "fedmoe.result",
+    "build": "fedmoe.assembly",
     "federation_from_clients": "fedmoe.clients.own_data",
     "run": "fedmoe.api",
 }

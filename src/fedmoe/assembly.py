@@ -151,7 +151,8 @@ def _federation_of_folder(config: ExperimentConfig) -> Federation:
     unknown = [number for number in chosen.clients if not 0 <= number < len(names)]
     if unknown:
         raise ConfigError(f"opt_out.clients={unknown[0]}, but the clients are numbered 0 to {len(names) - 1}.")
-    return federation_from_clients(clients, opted_out={names[n]: True for n in chosen.clients}, seed=config.seed)
+    opted_out = {names[number]: True for number in chosen.clients}
+    return federation_from_clients(clients, num_classes=config.data.num_classes, opted_out=opted_out, seed=config.seed)
 
 
 def build_networks(

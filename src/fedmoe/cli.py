@@ -238,7 +238,10 @@ def audit_labels_command(
     from fedmoe.audit import LABELS_FILE, audit_labels
     from fedmoe.display.tables import audit_table
 
-    console.print(audit_table(audit_labels(run, clients)))
+    found = audit_labels(run, clients)
+    for note in found.get("notes", ()):
+        console.print(escape(note), style="yellow", highlight=False)
+    console.print(audit_table(found))
     console.print(f"Every client: [bold]{escape(str(run / LABELS_FILE))}[/bold]")
 
 

@@ -74,3 +74,4 @@ def test_clients_are_shown_by_name_where_they_have_one(make_results):
     page = render([named], "Digits")
     assert page.count("north") == 2 and page.count("&lt;i&gt;") == 2 and "<i>" not in page
     assert notes([named | {"client_names": None}]) == []
+    assert notes([named | {"client_names": {0: "north"}}]) == ["Lowest on own data, FedAvg: north 90.0."]

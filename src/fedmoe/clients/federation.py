@@ -72,9 +72,6 @@ class Federation:
         """Whether anything may leave this client: it takes part, or it is a new client that is asked what it needs."""
         return client >= self.num_clients or self.participates(client)
 
-    def name_of(self, client: ClientId) -> str:
-        return self.names[client] if self.names else str(client)
-
     def number_of(self, client: ClientId | str) -> ClientId:
         if isinstance(client, str):
             if self.names is None or client not in self.names:

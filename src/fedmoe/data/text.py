@@ -19,7 +19,7 @@ from fedmoe.errors import DataError
 BLANK_LINE = re.compile(r"\r?\n\r?\n")
 CUT_SEED = 140  # fixed: the cut into training and test part belongs to the data set, not to a run
 
-Rows = tuple[list[str], list[int]]  # texts and labels
+LabelledTexts = tuple[list[str], list[int]]
 
 
 def read_ag_news(source: SourceSpec, home: Path) -> Dataset:
@@ -29,7 +29,7 @@ def read_ag_news(source: SourceSpec, home: Path) -> Dataset:
     return _dataset(source, parts)
 
 
-def _ag_news_file(source: SourceSpec, home: Path, file: str) -> Rows:
+def _ag_news_file(source: SourceSpec, home: Path, file: str) -> LabelledTexts:
     path = home / file
     content = read_content(path, source.largest_file)
     classes = {str(number): number - 1 for number in range(1, len(source.class_names) + 1)}
@@ -61,7 +61,7 @@ def read_newsgroups(source: SourceSpec, home: Path) -> Dataset:
     return _dataset(source, parts, groups)
 
 
-def _newsgroups_file(source: SourceSpec, home: Path, file: str, expected_rows: int) -> Rows:
+def _newsgroups_file(source: SourceSpec, home: Path, file: str, expected_rows: int) -> LabelledTexts:
     path = home / file
     content = read_content(path, source.largest_file)
     numbers = {name: number for number, name in enumerate(source.class_names)}
@@ -114,7 +114,7 @@ def _cut(source: SourceSpec, texts: list[str], y: Tensor, user: Tensor) -> Datas
     return Dataset(source.name, train, test, source.class_names, as_ids, lexicon)
 
 
-def _dataset(source: SourceSpec, parts: list[Rows], fields: list[dict[str, Tensor]] | None = None) -> Dataset:
+def _dataset(source: SourceSpec, parts: list[LabelledTexts], fields: list[dict[str, Tensor]] | None = None) -> Dataset:
     xs, lexicon = encode([texts for texts, _ in parts], source.input_shape[0])
     columns = fields or [{}, {}]
     ys = (torch.tensor(labels) for _, labels in parts)

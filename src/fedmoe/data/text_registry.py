@@ -26,7 +26,7 @@ NEWSGROUPS = (
     "talk.politics.misc",
     "talk.religion.misc",
 )
-# The 80 characters of LEAF's Shakespeare task: fixed and public, so it tells nothing of what any role said.
+# The 80 characters of LEAF's Shakespeare task: fixed and public, so it reveals nothing of what any role said.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 
 _ag_news = SourceSpec(

@@ -44,7 +44,7 @@ def _curve(expert: int, loads: Sequence[tuple[int, float]], x: Scale, y: Scale) 
 
 
 def assignment(run: RunRecord, name: str) -> str:
-    """q(z|row): which expert answers for which class (or angle, or client) at the end; the darker, the more."""
+    """q(z|row): which expert serves which class (or angle, or client) at the end; the darker, the more."""
     known = run.get("assignment")
     if not known or len(known["shares"][0]) < 2:
         return ""

@@ -134,11 +134,11 @@ def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list
 
 
 def class_counts(
-    counts: Sequence[Sequence[int]], class_names: Sequence[str], client_names: Mapping[str, str] | None = None
+    counts: Sequence[Sequence[int]], class_names: Sequence[str], client_names: Mapping[int, str] | None = None
 ) -> str:
     """Training examples of each client (row) and class (column); the darker, the more.
 
-    `client_names` by number ("0": "north"): clients without a name are shown as numbers.
+    Clients that have no name are shown as numbers.
     """
     shown = np.asarray(counts[:MOST_ROWS], dtype=float)
     if shown.size == 0:
@@ -148,7 +148,7 @@ def class_counts(
     top, right = (96.0, svg.WIDTH - 56) if slanted else (60.0, svg.WIDTH - 16)
     tall = min(20.0, max(7.0, 320 / num_rows))
     named = client_names or {}
-    clients = [svg.shorten(named.get(str(client), str(client)), 96) for client in range(num_rows)]
+    clients = [svg.shorten(named.get(client, str(client)), 96) for client in range(num_rows)]
     left = max(64.0, 30 + max(map(svg.text_width, clients)))
     frame = Frame(left, top, right, top + tall * num_rows)
     cell = (frame.right - frame.left) / num_classes

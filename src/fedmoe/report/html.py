@@ -7,7 +7,7 @@ from typing import Any
 
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import curves, expert_figures, figures
-from fedmoe.report.methods import Method, Row, group, rejected_updates
+from fedmoe.report.methods import Method, Row, client_names, group, rejected_updates
 from fedmoe.report.notes import notes
 from fedmoe.report.svg import colour_rules, element, escape
 
@@ -148,8 +148,7 @@ def _figures(results: Sequence[RunRecord]) -> str:
     counted = next((r for r in results if r.get("class_counts")), None)
     heat = ""
     if counted:
-        names = counted.get("client_names") or {}
-        heat = figures.class_counts(counted["class_counts"], counted["class_names"], names)
+        heat = figures.class_counts(counted["class_counts"], counted["class_names"], client_names(counted))
     several = len({r["seed"] for r in results}) > 1
     seed = f" (seed {counted['seed']})" if counted and several else ""
     shown = [

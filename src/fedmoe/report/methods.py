@@ -39,11 +39,16 @@ def weakest_clients(method: Method, most: int = 3) -> list[tuple[str, float]]:
     """
     found: dict[str, list[float]] = defaultdict(list)
     for run in method.runs:
-        names = run.get("client_names") or {}
+        names = client_names(run)
         for client, accuracy in _own_scores(run):
-            if str(client) in names:
-                found[names[str(client)]].append(accuracy)
+            if client in names:
+                found[names[client]].append(accuracy)
     return sorted(((name, fmean(values)) for name, values in found.items()), key=lambda pair: pair[1])[:most]
+
+
+def client_names(run: RunRecord) -> dict[int, str]:
+    """By number; JSON makes the numbers text. Empty where clients have no names."""
+    return {int(client): name for client, name in (run.get("client_names") or {}).items()}
 
 
 def _own_scores(run: RunRecord) -> list[tuple[int, float]]:

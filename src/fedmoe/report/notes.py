@@ -26,8 +26,8 @@ def _abandoned_rounds(results: Sequence[RunRecord]) -> list[str]:
 
 
 def _not_scored(methods: Sequence[Method]) -> list[str]:
-    silent = [method.title for method in methods if not any(run["scores"] for run in method.runs)]
-    return [f"No client was asked for scores: {', '.join(silent)}."] if silent else []
+    unscored = [method.title for method in methods if not any(run["scores"] for run in method.runs)]
+    return [f"No client was asked for scores: {', '.join(unscored)}."] if unscored else []
 
 
 def _server_optimizers(methods: Sequence[Method]) -> list[str]:
@@ -44,13 +44,16 @@ def _server_optimizers(methods: Sequence[Method]) -> list[str]:
 
 
 def _describe(optimizer: dict[str, Any] | None) -> str:
-    """
-    >>> _describe(None), _describe({"name": "adam", "learning_rate": 0.001})
-    ('averages', 'adam (learning rate 0.001)')
+    """SGD with rate 1 and no momentum is plain averaging, however it is written.
+
+    >>> _describe(None), _describe({"name": "sgd"}), _describe({"name": "adam", "learning_rate": 0.001})
+    ('averages', 'averages', 'adam (learning rate 0.001)')
     """
     if optimizer is None:
         return "averages"
     rate = optimizer.get("learning_rate")
+    if optimizer["name"] == "sgd" and rate in (None, 1.0) and not optimizer.get("momentum"):
+        return "averages"
     return f"{optimizer['name']}" + (f" (learning rate {rate:g})" if rate is not None else "")
 
 
