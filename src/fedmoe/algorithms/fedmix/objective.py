@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from fedmoe.algorithms.fedmix.kernel_inputs import FedMixKernel
 from fedmoe.algorithms.fedmix.states import Broadcast, ClientState, FedMixConfig
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.models.network import Network
-from fedmoe.native.trainer import FedMixInputs
 from fedmoe.streams import Streams
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Fitted, Group, fit
@@ -158,20 +158,29 @@ class Objective:
         bound_B = equations.lower_bound(log_q_BK, kept_q_BH, log_likelihood_BH, log_gate_BK)
         return -bound_B - equations.entropy(log_q_BK) if self.config.entropy else -bound_B
 
-    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | None:
+    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str:
         """Algorithms 1 and 2 as printed, and eq. 10-13 without pruning, where experts and gate are trained."""
         config, own_q = self.config, self.config.condition == "client"
-        printed = config.objective == "bound" and not config.entropy and not config.personal_bias
-        if not printed or "experts" not in params_S or "gate" not in params_S or not self.network.has_native_features:
-            return None
+        if config.objective != "bound" or config.entropy or config.personal_bias:
+            return "the kernels know FedMix's bound without entropy and personal biases only"
+        if "experts" not in params_S or "gate" not in params_S:
+            return "the kernels train FedMix's experts and gate together, and one of them is frozen"
+        if not self.network.has_native_features:
+            return f"the {self.network.name} has no layer before its output layer, whose output the gate could read"
         if own_q and not frozen_S["in_use"].all():
-            return None
-        values_SN = condition_values(config, data.y, data.extra)
-        told = values_SN, frozen_S["expert_ids"], frozen_S["in_use"], frozen_S["shares"]
-        holding = FedMixInputs(*(tensor.contiguous() for tensor in told))
-        return KernelSpec(
-            {"experts/": self.network}, holding=holding, usage=("usage", config.damping) if own_q else None
+            return "the kernels do not prune where every client has a q of its own"
+        kernel = FedMixKernel(
+            num_experts=config.num_experts,
+            num_features=self.network.num_features,
+            num_values=None if own_q else params_S["posterior"].shape[1],
+            condition_SN=condition_values(config, data.y, data.extra),
+            expert_ids_SH=frozen_S["expert_ids"],
+            in_use_SH=frozen_S["in_use"],
+            shares_SR=frozen_S["shares"],
+            damping=config.damping,
+            usage_group="usage",
         )
+        return KernelSpec({"experts/": self.network}, num_copies=frozen_S["expert_ids"].shape[1], objective=kernel)
 
 
 def own_usage(config: FedMixConfig, network: Network, share_SK: Tensor, data: Examples) -> Group:
