@@ -11,7 +11,7 @@ LIGHT = 20_000
 
 
 def choose_backend(networks: Sequence[Network]) -> Backend:
-    """Native where kernels know every network; else batched where every layer batches well on a CPU, else sequential."""
+    """Native where kernels know every network, batched where every layer batches well on a CPU, else sequential."""
     if not any(network.obstacle for network in networks):
         return "native"
     return "batched" if all(network.batching_pays for network in networks) else "sequential"
