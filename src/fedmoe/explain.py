@@ -14,8 +14,7 @@ from fedmoe.engines.embedded import default_workers, start
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.session import Coordinator
 from fedmoe.engines.worker import Worker
-from fedmoe.training.backends import cohort_size, reason
-from fedmoe.training.inference import Backend
+from fedmoe.training.backends import Backend, cohort_size, reason
 
 
 class Explanation(NamedTuple):

@@ -1,10 +1,12 @@
 """Which backend trains: a plain rule from the models and the machine, never a race."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from fedmoe.models.network import Network
 from fedmoe.native.build import library_note
-from fedmoe.training.inference import Backend
+
+Backend = Literal["native", "batched", "sequential"]
 
 # Weights of dense networks up to which a client's round, some ten batches, lasts about as long as a message: 0.1 ms.
 LIGHT = 20_000

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedmoe.core_types import Examples, Tensors, Tree
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
-from fedmoe.training.inference import Batch, Trainable
+from fedmoe.training.batch import Batch, Trainable
 from fedmoe.training.kernel_spec import KernelSpec
 
 LOGIT_OFFSET = "logit_offset"

@@ -18,13 +18,15 @@ from fedmoe import trees
 from fedmoe.core_types import Examples, Tensors, Tree
 from fedmoe.streams import Streams
 from fedmoe.training.augment import Augmentation
+from fedmoe.training.backends import Backend
+from fedmoe.training.batch import BatchTerm, Loss, Trainable
 from fedmoe.training.batches import batch_streams, take, take_many
 from fedmoe.training.corrections import Corrections, Proximal
 from fedmoe.training.early_stopping import Best, EarlyStopping
 from fedmoe.training.fallbacks import report_fallback
 from fedmoe.training.flat import Layout
 from fedmoe.training.gradients import gradient_of_one, gradients_of_many
-from fedmoe.training.inference import Backend, Batch, Loss, Trainable, clients_of, pad_rows, per_example
+from fedmoe.training.inference import clients_of, pad_rows, per_example
 from fedmoe.training.native_epochs import NativeEpochs, kernel_spec_of, native_epochs
 from fedmoe.training.optimizers import Optimizer, descend, init_optimizer_state
 
@@ -39,7 +41,7 @@ class Group(NamedTuple):
     loss: Loss
     data: Examples
     optimizer: Optimizer
-    batch_term: Callable[[Trainable, Tree, Batch, Tensor], Tensor] | None = None  # last: which rows are real
+    batch_term: BatchTerm | None = None
     noise: Callable[[torch.Generator, int], Tensors] | None = None  # per-example draws, added to batch.extra
     augmentation: Augmentation | None = None  # changes x of every training batch
     proximal: Proximal | None = None  # a pull of the parameters towards given ones: FedProx, Ditto

@@ -20,12 +20,11 @@ from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
-from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Fitted, Group, fit
-from fedmoe.training.inference import Backend, Batch, Trainable, per_example
+from fedmoe.training.batch import Batch, Trainable
+from fedmoe.training.fit import Fitted, Group
 from fedmoe.training.kernel_spec import KernelSpec
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.optimizers import Sgd
-from fedmoe.training.settings import LocalTraining
 
 
 def num_conditions(config: FedMixConfig, setup: AlgorithmSetup) -> int:
@@ -115,13 +114,13 @@ def answers_at(network: Network, parts: Tree, batch: Batch) -> tuple[Tensor, Ten
     return F.log_softmax(scores_HBC + parts.get("output_bias", 0.0), dim=-1), features_HBF
 
 
-def with_answers(network: Network, experts_SH: Tensors, examples: Examples, backend: Backend) -> Examples:
+def with_answers(network: Network, experts_SH: Tensors, examples: Examples, trainer: LocalTrainer) -> Examples:
     """Frozen experts say the same every epoch: ask them once."""
 
     def answers(experts_H: Tensors, batch: Batch) -> Tensor:
         return torch.cat(equations.expert_answers(network, experts_H, batch.x), dim=-1).transpose(0, 1)
 
-    answers_SNHX = per_example(answers, experts_SH, examples, backend)
+    answers_SNHX = trainer.per_example(answers, experts_SH, examples)
     return examples._replace(extra={**examples.extra, "answers": answers_SNHX})
 
 
@@ -216,19 +215,19 @@ def train_parts(
     frozen: Tree,
     usage_SK: Tensor,
     data: ClientData,
-    plan: LocalTraining,
+    trainer: LocalTrainer,
     rng: Streams,
     *,
     stop_early: bool = False,
 ) -> Fitted:
     """Train `parts` of the mixture, and the clients' own q(z|s), the group "usage", where they have one."""
     losses = Objective(config, setup.expert)
-    groups = {"mixture": Group(parts, losses, data.train, plan.make_optimizer())} if parts else {}
+    groups = {"mixture": trainer.group(parts, losses, data.train)} if parts else {}
     if config.condition == "client":
-        groups["usage"] = own_usage(config, setup.expert, usage_SK, data.train)
-    groups = {name: group._replace(augmentation=plan.augmentation) for name, group in groups.items()}
-    stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every) if stop_early else None
-    return fit(groups, plan.schedule, rng, setup.backend, frozen=frozen, stopping=stopping)
+        usage = own_usage(config, setup.expert, usage_SK, data.train)
+        groups["usage"] = usage._replace(augmentation=trainer.settings.augmentation)
+    stopping = trainer.early_stopping(losses, data.validation) if stop_early else None
+    return trainer.fit(groups, rng, frozen, stopping)
 
 
 def mean_gate(config: FedMixConfig, setup: AlgorithmSetup, trained: Tree, frozen: Tree, examples: Examples) -> Tensor:
@@ -241,5 +240,5 @@ def mean_gate(config: FedMixConfig, setup: AlgorithmSetup, trained: Tree, frozen
         pooled_BF = equations.pooled_features(usage_K[parts["expert_ids"]], parts["in_use"], features_HBF)
         return equations.log_gate(parts["gate"], pooled_BF).exp()
 
-    total_SK = per_example(gate, (trained, frozen), examples, setup.backend).sum(1)
+    total_SK = setup.federated.per_example(gate, (trained, frozen), examples).sum(1)
     return total_SK / total_SK.sum(-1, keepdim=True)
