@@ -30,9 +30,8 @@ from fedmoe.engines.session import Coordinator
 from fedmoe.engines.worker import Worker
 from fedmoe.result import versions
 from fedmoe.streams import Streams
-from fedmoe.training.backends import cohort_size
-from fedmoe.training.inference import Backend
-from fedmoe.training.local import train_mixture
+from fedmoe.training.backends import Backend, cohort_size
+from fedmoe.training.local import LocalTrainer
 
 MODELS = {
     "cnn": {"name": "small_cnn"},
@@ -71,8 +70,8 @@ def built(workload: Workload, federation: Federation) -> tuple[Algorithm, Backen
     size = cohort_size(networks, backend)
     if workload.averages:
         return algorithm, backend, size
-    plan = config.training.personal
-    setup = AlgorithmSetup(*networks, plan, plan, plan, workload.clients_per_round, backend)
+    trainer = LocalTrainer(config.training.personal, backend)
+    setup = AlgorithmSetup(*networks, trainer, trainer, trainer, workload.clients_per_round)
     stage = algorithm._replace(
         personalize=lambda shared, _client, _personal, data, rng: mixture_stage(setup, shared, data, rng)
     )
@@ -86,7 +85,7 @@ def mixture_stage(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rn
         "gate": trees.stack([setup.gate.init(seed) for seed in rng.seeds("gate")]),
     }
     data = data.map(lambda part: with_general_answers(setup, shared, part))
-    return PersonalState(**train_mixture(begin, mixture_losses(setup), data, setup.personal, rng, setup.backend))
+    return PersonalState(**setup.personal.train_mixture(begin, mixture_losses(setup), data, rng))
 
 
 def federation_of(workload: Workload) -> Federation:

@@ -33,7 +33,8 @@ from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import torch_stream
-from fedmoe.training.inference import Backend
+from fedmoe.training.backends import Backend
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 
 FEATURES, CLASSES = 4, 3
@@ -105,11 +106,10 @@ def tiny_setup(backend: Backend = "batched", clients_per_round: int | None = 3) 
     return AlgorithmSetup(
         expert=expert,
         gate=gate,
-        federated=tiny_plan(),
-        local=tiny_plan(3),
-        personal=tiny_plan(3),
+        federated=LocalTrainer(tiny_plan(), backend),
+        local=LocalTrainer(tiny_plan(3), backend),
+        personal=LocalTrainer(tiny_plan(3), backend),
         clients_per_round=clients_per_round,
-        backend=backend,
         num_clients=UNSEEN,
         num_classes=CLASSES,
     )

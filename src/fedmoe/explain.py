@@ -12,8 +12,7 @@ from fedmoe.config import ExperimentConfig
 from fedmoe.engines.catalog import open_transport
 from fedmoe.engines.embedded import default_workers
 from fedmoe.engines.session import Session
-from fedmoe.training.backends import reason
-from fedmoe.training.inference import Backend
+from fedmoe.training.backends import Backend, reason
 
 
 class Explanation(NamedTuple):

@@ -31,6 +31,7 @@ from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.storage.checkpoints import Checkpoint, load_newest, save_checkpoint
 from fedmoe.streams import Streams
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 
 EXPERT = Network(lambda: mlp((3,), 2, (4,)), "expert")
@@ -39,7 +40,8 @@ GATE = Network(lambda: mlp((3,), 1, (4,)), "gate")
 
 def setup(backend="sequential", **plan):
     federated = LocalTraining(**{"epochs": 2, "batch_size": 3, "learning_rate": 0.05, **plan})
-    return AlgorithmSetup(EXPERT, GATE, federated, LocalTraining(), LocalTraining(), None, backend)
+    other = LocalTrainer(LocalTraining(), backend)
+    return AlgorithmSetup(EXPERT, GATE, LocalTrainer(federated, backend), other, other, None)
 
 
 def rows(size, seed):

@@ -33,8 +33,9 @@ from fedmoe.core_types import ClientData
 from fedmoe.encoding import decode_tensors
 from fedmoe.models.expert_mixture import marginal_entropy
 from fedmoe.streams import Streams
+from fedmoe.training.batch import Batch
 from fedmoe.training.batches import shuffled
-from fedmoe.training.inference import Batch, clients_of
+from fedmoe.training.inference import clients_of
 
 AVERAGING = ServerOptimizer("sgd")
 
@@ -97,12 +98,12 @@ def algorithm_1(config, setup, federation, rounds):
             theta = gates.get(client) or {"A": torch.zeros(config.num_experts, 5), "b": torch.zeros(config.num_experts)}
             params = {name: tensor.clone().requires_grad_() for name, tensor in {**start, **theta}.items()}
             (generator,) = Streams(0, "round:train", number, (client,)).generators("batches")
-            stream = shuffled(generator, len(rows.y), setup.federated.batch_size)
-            for _ in range(setup.federated.epochs * -(-len(rows.y) // setup.federated.batch_size)):
+            stream = shuffled(generator, len(rows.y), setup.federated.settings.batch_size)
+            for _ in range(setup.federated.settings.epochs * -(-len(rows.y) // setup.federated.settings.batch_size)):
                 at = next(stream)
                 loss = -printed_objective(setup, params, rows.x[at], rows.y[at], rows.y).mean()
                 grads = torch.autograd.grad(loss, list(params.values()))
-                rate = setup.federated.learning_rate
+                rate = setup.federated.settings.learning_rate
                 params = {
                     n: (p - rate * g).detach().requires_grad_() for (n, p), g in zip(params.items(), grads, strict=True)
                 }

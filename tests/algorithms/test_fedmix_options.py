@@ -43,6 +43,7 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams, torch_stream
 from fedmoe.training.batches import shuffled
 from fedmoe.training.inference import clients_of
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 
 ADAM = ServerOptimizer("adam", 0.05)
@@ -142,7 +143,9 @@ def test_training_images_are_augmented_in_the_rounds_and_for_the_gate(backend):
     results = []
     for augment in (None, "crop_flip"):
         plan = replace(tiny_plan(), augment=augment)
-        setup = tiny_setup(backend)._replace(expert=network, federated=plan, personal=plan)
+        setup = tiny_setup(backend)._replace(
+            expert=network, federated=LocalTrainer(plan, backend), personal=LocalTrainer(plan, backend)
+        )
         sent = send_held(config, init_server(config, setup, 0), 0)
         stacked = [trees.stack([tree]) for tree in (sent, init_client(config, setup, sent))]
         _, (update,), _ = local_update(config, setup, *stacked, data, rng)
@@ -190,7 +193,7 @@ def test_q_may_be_conditioned_on_side_information_instead_of_the_label(tmp_path)
 def test_a_clients_own_q_is_the_closed_form_with_damping(backend):
     """Eq. 13 minibatch by minibatch, at the point where all parts take their step."""
     config = FedMixConfig(num_experts=3, condition="client", damping=0.75)
-    setup = tiny_setup(backend)._replace(federated=replace(tiny_plan(), epochs=1))
+    setup = tiny_setup(backend)._replace(federated=LocalTrainer(replace(tiny_plan(), epochs=1), backend))
     sent, state, update = on_plain(config, setup)
     (rows,) = clients_of(tiny_federation().data([PLAIN], opted_in_only=True).train)
     (generator,) = Streams(0, "t", 1, (PLAIN,)).generators("batches")
@@ -213,7 +216,8 @@ def own_q_after_one_step(config, setup, sent):
     parts = {"experts": sent.experts, "gate": blank.gate}
     frozen = {"expert_ids": sent.expert_ids, "in_use": torch.ones(3, dtype=torch.bool)}
     stacked = [trees.stack([part]) for part in (parts, frozen, blank.usage)]
-    fitted = train_parts(config, setup, *stacked, data, plan, Streams(0, "t", 1, (PLAIN,)))
+    trainer = setup.federated._replace(settings=plan)
+    fitted = train_parts(config, setup, *stacked, data, trainer, Streams(0, "t", 1, (PLAIN,)))
     return fitted.params["usage"]["share"][0]
 
 
@@ -233,7 +237,9 @@ def test_clients_with_permuted_labels_find_their_own_expert(tmp_path):
 
     federation = replace(tiny_federation(), load=held)
     config = FedMixConfig(num_experts=2, condition="client", server_optimizer=ServerOptimizer("adam", 0.05))
-    setup = tiny_setup(clients_per_round=None)._replace(federated=replace(tiny_plan(3), batch_size=10))
+    setup = tiny_setup(clients_per_round=None)._replace(
+        federated=LocalTrainer(replace(tiny_plan(3), batch_size=10), "batched")
+    )
     usage = run_algorithm(fedmix(config, setup), federation, tmp_path / "store", rounds=15).server.usage
     groups = usage[list(PARTICIPANTS)].argmax(1)
     odd = torch.tensor([client % 2 for client in PARTICIPANTS])
@@ -245,7 +251,8 @@ def test_clients_with_permuted_labels_find_their_own_expert(tmp_path):
 
 
 def test_a_new_client_with_labels_fits_its_gate_and_nothing_else():
-    config, setup = FedMixConfig(num_experts=2), tiny_setup()._replace(personal=LocalTraining(200, 8, 0.1))
+    config, setup = FedMixConfig(num_experts=2), tiny_setup()
+    setup = setup._replace(personal=LocalTrainer(LocalTraining(200, 8, 0.1), "batched"))
     posterior = torch.tensor([[9.0, -9], [-9, 9], [-9, 9]])  # expert 0 for class 0, expert 1 for the others
     server = init_server(config, setup, 0)._replace(posterior=posterior)
     sent = send_held(config, server, UNSEEN)

@@ -14,6 +14,7 @@ from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.models.resnet import resnet
 from fedmoe.streams import Streams
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 
 PRIVATE, SHARED = ("1.weight", "1.bias"), ("3.weight", "3.bias")
@@ -171,7 +172,8 @@ def test_personalising_fits_the_private_layers_on_all_records(tmp_path):
 
 def test_personalising_keeps_the_best_copy_by_validation_loss(tmp_path):
     """Steps this long only do harm, so who has validation data ends where the rounds left it."""
-    hasty = tiny_setup()._replace(personal=LocalTraining(epochs=3, learning_rate=1e4, optimizer="sgd"))
+    fast = LocalTraining(epochs=3, learning_rate=1e4, optimizer="sgd")
+    hasty = tiny_setup()._replace(personal=LocalTrainer(fast, "batched"))
     outcome = run(tmp_path, lg_fedavg(LgFedAvgConfig(), hasty))
     stored = outcome.private_tensors()
     (final,) = [t for name, t in stored.items() if name.startswith(f"final of client {PLAIN} ") and "1.weight" in name]

@@ -45,7 +45,7 @@ from fedmoe.core_types import ClientId, Examples, Tensors
 from fedmoe.encoding import decode_tensors
 from fedmoe.engines.protocol import Transport, exchanges_of
 from fedmoe.errors import MessageError
-from fedmoe.training.inference import Backend
+from fedmoe.training.backends import Backend
 
 ENTRIES = CATALOG | PROBES
 TALKATIVE = [name for name, entry in ENTRIES.items() if entry.factory(entry.config(), tiny_setup()).round]

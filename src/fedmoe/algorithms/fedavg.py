@@ -32,9 +32,7 @@ from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Tensors
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
-from fedmoe.training.inference import Backend
-from fedmoe.training.local import mean_loss, train_classifier
-from fedmoe.training.settings import LocalTraining
+from fedmoe.training.local import LocalTrainer
 from fedmoe.wire import message
 
 
@@ -78,11 +76,10 @@ class Score(NamedTuple):
 
 
 def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
-    backend = setup.backend
     train = Exchange(
         name="train",
         broadcast=send_model,
-        local_update=lambda b, c, data, rng: local_update(setup.expert, setup.federated, backend, b, c, data, rng),
+        local_update=lambda b, c, data, rng: local_update(setup.expert, setup.federated, b, c, data, rng),
         aggregate=lambda server, updates, *_: aggregate(server, updates, config.max_weight, config.server_optimizer),
         update_like=lambda broadcast: Update(broadcast.model, torch.zeros(())),
         broadcast_type=Broadcast,
@@ -92,7 +89,7 @@ def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
     )
     validate = train._replace(
         name="validate",
-        local_update=lambda b, c, data, _: validate_model(setup.expert, backend, b, c, data),
+        local_update=lambda b, c, data, _: validate_model(setup.expert, setup.federated, b, c, data),
         aggregate=lambda server, scores, *_: keep_best(server, scores),
         update_like=lambda _: Score(torch.zeros(()), torch.zeros(())),
         update_type=Score,
@@ -126,14 +123,13 @@ def send_best_model(server: ServerState, _client: ClientId, _replies: Sequence[U
 
 def local_update(
     network: Network,
-    plan: LocalTraining,
-    backend: Backend,
+    trainer: LocalTrainer,
     shared: Broadcast,
     client: Nothing,
     data: ClientData,
     rng: Streams,
 ) -> tuple[Nothing, Update, TrainingReport]:
-    fitted = train_classifier(network, shared.model, data, plan, rng, backend, stop_early=False)
+    fitted = trainer.train_classifier(network, shared.model, data, rng, stop_early=False)
     num_examples_S = data.train.counts.to(torch.float32)
     return client, Update(fitted.params["model"], num_examples_S), TrainingReport(fitted.loss_S)
 
@@ -176,9 +172,9 @@ def observe(before: ServerState, updates: Mapping[ClientId, Update]) -> Observat
 
 
 def validate_model(
-    network: Network, backend: Backend, shared: Broadcast, client: Nothing, data: ClientData
+    network: Network, trainer: LocalTrainer, shared: Broadcast, client: Nothing, data: ClientData
 ) -> tuple[Nothing, Score, NoReport]:
-    loss_S = mean_loss(network, shared.model, data.validation, backend).nan_to_num(0.0)
+    loss_S = trainer.mean_loss(network, shared.model, data.validation).nan_to_num(0.0)
     return client, Score(loss_S, data.validation.counts.to(torch.float32)), NoReport()
 
 

@@ -14,7 +14,6 @@ from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, 
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
 from fedmoe.streams import Streams
-from fedmoe.training.local import train_classifier
 from fedmoe.wire import message
 
 
@@ -49,7 +48,7 @@ def train_alone(setup: AlgorithmSetup, data: ClientData, rng: Streams) -> Tensor
     """f_l^k: own random initialisation, all local data, early stopping."""
     start_S = trees.stack([setup.expert.init(seed) for seed in rng._replace(scope="local").seeds("init")])
     here = rng._replace(scope="local")
-    fitted = train_classifier(setup.expert, start_S, data, setup.local, here, setup.backend, stop_early=True)
+    fitted = setup.local.train_classifier(setup.expert, start_S, data, here, stop_early=True)
     local_S: Tensors = fitted.params["model"]
     return local_S
 

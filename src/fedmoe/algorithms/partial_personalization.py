@@ -26,10 +26,8 @@ from fedmoe.core_types import ClientData, ClientId, Tensors, Tree
 from fedmoe.models.mixture import negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.batch import Batch, Loss, Trainable
 from fedmoe.training.classifier import log_probs
-from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Group, fit
-from fedmoe.training.inference import Batch, Loss, Trainable
 from fedmoe.wire import message
 
 
@@ -141,7 +139,7 @@ def local_update(
 ) -> tuple[ClientState, Update, TrainingReport]:
     """FedAvg's, on the completed model; the private part stays here."""
     whole = fedavg.Broadcast({**shared.model, **client.private})
-    _, update, report = fedavg.local_update(setup.expert, setup.federated, setup.backend, whole, Nothing(), data, rng)
+    _, update, report = fedavg.local_update(setup.expert, setup.federated, whole, Nothing(), data, rng)
     kept = ClientState(part(update.model, names), client.rounds + (data.train.counts > 0))
     return kept, update._replace(model=rest(update.model, names)), report
 
@@ -167,10 +165,9 @@ def fit_private(
     setup: AlgorithmSetup, shared: Broadcast, client: ClientState, data: ClientData, rng: Streams
 ) -> PersonalState:
     """Train the private part with the shared one frozen, on all records, with early stopping."""
-    plan, losses = setup.personal, private_losses(setup.expert)
-    groups = {"private": Group(client.private, losses, data.train, plan.make_optimizer())}
-    stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every)
-    fitted = fit(groups, plan.schedule, rng, setup.backend, frozen=shared.model, stopping=stopping)
+    trainer, losses = setup.personal, private_losses(setup.expert)
+    groups = {"private": trainer.group(client.private, losses, data.train)}
+    fitted = trainer.fit(groups, rng, shared.model, trainer.early_stopping(losses, data.validation))
     return PersonalState(fitted.params["private"], client.rounds + (data.train.counts > 0))
 
 

@@ -12,20 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from fedmoe.algorithms.fedmix.kernel_inputs import FedMixKernel
 from fedmoe.algorithms.fedmix.states import Broadcast, ClientState, FedMixConfig
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.models.network import Network
-from fedmoe.native.trainer import FedMixInputs
 from fedmoe.streams import Streams
-from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Fitted, Group, fit
-from fedmoe.training.inference import Backend, Batch, Trainable, per_example
+from fedmoe.training.batch import Batch, Trainable
+from fedmoe.training.fit import Fitted, Group
 from fedmoe.training.kernel_spec import KernelSpec
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.optimizers import Sgd
-from fedmoe.training.settings import LocalTraining
 
 
 def num_conditions(config: FedMixConfig, setup: AlgorithmSetup) -> int:
@@ -115,13 +114,13 @@ def answers_at(network: Network, parts: Tree, batch: Batch) -> tuple[Tensor, Ten
     return F.log_softmax(scores_HBC + parts.get("output_bias", 0.0), dim=-1), features_HBF
 
 
-def with_answers(network: Network, experts_SH: Tensors, examples: Examples, backend: Backend) -> Examples:
+def with_answers(network: Network, experts_SH: Tensors, examples: Examples, trainer: LocalTrainer) -> Examples:
     """Frozen experts say the same every epoch: ask them once."""
 
     def answers(experts_H: Tensors, batch: Batch) -> Tensor:
         return torch.cat(equations.expert_answers(network, experts_H, batch.x), dim=-1).transpose(0, 1)
 
-    answers_SNHX = per_example(answers, experts_SH, examples, backend)
+    answers_SNHX = trainer.per_example(answers, experts_SH, examples)
     return examples._replace(extra={**examples.extra, "answers": answers_SNHX})
 
 
@@ -158,20 +157,29 @@ class Objective:
         bound_B = equations.lower_bound(log_q_BK, kept_q_BH, log_likelihood_BH, log_gate_BK)
         return -bound_B - equations.entropy(log_q_BK) if self.config.entropy else -bound_B
 
-    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | None:
+    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str:
         """Algorithms 1 and 2 as printed, and eq. 10-13 without pruning, where experts and gate are trained."""
         config, own_q = self.config, self.config.condition == "client"
-        printed = config.objective == "bound" and not config.entropy and not config.personal_bias
-        if not printed or "experts" not in params_S or "gate" not in params_S or not self.network.has_native_features:
-            return None
+        if config.objective != "bound" or config.entropy or config.personal_bias:
+            return "the kernels know FedMix's bound without entropy and personal biases only"
+        if "experts" not in params_S or "gate" not in params_S:
+            return "the kernels train FedMix's experts and gate together, and one of them is frozen"
+        if not self.network.has_native_features:
+            return f"the {self.network.name} has no layer before its output layer, whose output the gate could read"
         if own_q and not frozen_S["in_use"].all():
-            return None
-        values_SN = condition_values(config, data.y, data.extra)
-        told = values_SN, frozen_S["expert_ids"], frozen_S["in_use"], frozen_S["shares"]
-        holding = FedMixInputs(*(tensor.contiguous() for tensor in told))
-        return KernelSpec(
-            {"experts/": self.network}, holding=holding, usage=("usage", config.damping) if own_q else None
+            return "the kernels do not prune where every client has a q of its own"
+        kernel = FedMixKernel(
+            num_experts=config.num_experts,
+            num_features=self.network.num_features,
+            num_values=None if own_q else params_S["posterior"].shape[1],
+            condition_SN=condition_values(config, data.y, data.extra),
+            expert_ids_SH=frozen_S["expert_ids"],
+            in_use_SH=frozen_S["in_use"],
+            shares_SR=frozen_S["shares"],
+            damping=config.damping,
+            usage_group="usage",
         )
+        return KernelSpec({"experts/": self.network}, num_copies=frozen_S["expert_ids"].shape[1], objective=kernel)
 
 
 def own_usage(config: FedMixConfig, network: Network, share_SK: Tensor, data: Examples) -> Group:
@@ -207,19 +215,19 @@ def train_parts(
     frozen: Tree,
     usage_SK: Tensor,
     data: ClientData,
-    plan: LocalTraining,
+    trainer: LocalTrainer,
     rng: Streams,
     *,
     stop_early: bool = False,
 ) -> Fitted:
     """Train `parts` of the mixture, and the clients' own q(z|s), the group "usage", where they have one."""
     losses = Objective(config, setup.expert)
-    groups = {"mixture": Group(parts, losses, data.train, plan.make_optimizer())} if parts else {}
+    groups = {"mixture": trainer.group(parts, losses, data.train)} if parts else {}
     if config.condition == "client":
-        groups["usage"] = own_usage(config, setup.expert, usage_SK, data.train)
-    groups = {name: group._replace(augmentation=plan.augmentation) for name, group in groups.items()}
-    stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every) if stop_early else None
-    return fit(groups, plan.schedule, rng, setup.backend, frozen=frozen, stopping=stopping)
+        usage = own_usage(config, setup.expert, usage_SK, data.train)
+        groups["usage"] = usage._replace(augmentation=trainer.settings.augmentation)
+    stopping = trainer.early_stopping(losses, data.validation) if stop_early else None
+    return trainer.fit(groups, rng, frozen, stopping)
 
 
 def mean_gate(config: FedMixConfig, setup: AlgorithmSetup, trained: Tree, frozen: Tree, examples: Examples) -> Tensor:
@@ -232,5 +240,5 @@ def mean_gate(config: FedMixConfig, setup: AlgorithmSetup, trained: Tree, frozen
         pooled_BF = equations.pooled_features(usage_K[parts["expert_ids"]], parts["in_use"], features_HBF)
         return equations.log_gate(parts["gate"], pooled_BF).exp()
 
-    total_SK = per_example(gate, (trained, frozen), examples, setup.backend).sum(1)
+    total_SK = setup.federated.per_example(gate, (trained, frozen), examples).sum(1)
     return total_SK / total_SK.sum(-1, keepdim=True)

@@ -3,8 +3,6 @@
 Shape suffixes: those of `fedmix_states`, S clients of a cohort, B examples.
 """
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,8 +47,8 @@ def personalize(
     experts: Tensors = {}
     if config.fine_tune_epochs:
         start = {**parts, "experts": shared.experts, **posterior_part(config, shared)}
-        plan = replace(setup.federated, epochs=config.fine_tune_epochs, steps=None)
-        tuned = train_parts(config, setup, start, frozen, own_SK, data, plan, rng._replace(scope="fine-tune")).params
+        trainer = setup.federated.with_settings(epochs=config.fine_tune_epochs, steps=None)
+        tuned = train_parts(config, setup, start, frozen, own_SK, data, trainer, rng._replace(scope="fine-tune")).params
         parts, experts = tuned["mixture"], tuned["mixture"]["experts"]
         own_SK = tuned["usage"]["share"] if config.condition == "client" else own_SK
     return PersonalState(
@@ -75,11 +73,11 @@ def fit_gate(
     private = {name: part for name, part in parts.items() if name != "gate" or not config.share_gates}
     if not private and config.condition != "client":
         return parts, usage_SK
-    plan, kept = setup.personal, {**frozen, **parts}
-    if not plan.augment:  # else every batch has images that the experts have not answered yet
+    trainer, kept = setup.personal, {**frozen, **parts}
+    if not trainer.settings.augment:  # else every batch has images that the experts have not answered yet
         experts = kept.pop("experts")
-        data = data.map(lambda one: with_answers(setup.expert, experts, one, setup.backend))
-    fitted = train_parts(config, setup, private, kept, usage_SK, data, plan, rng, stop_early=True).params
+        data = data.map(lambda one: with_answers(setup.expert, experts, one, trainer))
+    fitted = train_parts(config, setup, private, kept, usage_SK, data, trainer, rng, stop_early=True).params
     own_SK = fitted["usage"]["share"] if config.condition == "client" else usage_SK
     return {**parts, **fitted.get("mixture", {})}, own_SK
 
