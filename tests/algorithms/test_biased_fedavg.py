@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from builders import (
     draw_examples,
     run_algorithm,
     tiny_federation,
+    tiny_plan,
     tiny_records,
     tiny_setup,
     with_records,
 )
 from fedmoe import trees
 from fedmoe.algorithms.biased_fedavg import bias_of, biased_fedavg, mean_of_clients
+from fedmoe.algorithms.catalog import find
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.partial_personalization import (
     Broadcast,
@@ -30,7 +33,10 @@ from fedmoe.algorithms.partial_personalization import (
     ReleasedState,
     pool_gifts,
 )
+from fedmoe.clients.federation import examples
+from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError
+from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams, torch_stream
 
@@ -183,3 +189,25 @@ def test_an_expert_without_an_output_bias_is_refused():
     for module, words in ((nn.Linear(4, 3, bias=False), "has no bias"), (nn.Identity(), "no nn.Linear")):
         with pytest.raises(ConfigError, match=words):
             biased_fedavg(PartialPersonalizationConfig(), tiny_setup()._replace(expert=Network(module, "expert")))
+
+
+@pytest.mark.parametrize("method", ["biased_fedavg", "lg_fedavg"])
+@pytest.mark.parametrize("backend", ["batched", "sequential"])
+def test_training_images_are_augmented_for_the_private_part_too(method, backend):
+    network = Network(lambda: mlp((1, 6, 6), CLASSES, (5,)), "expert")
+    images = examples(torch.randn(8, 1, 6, 6, generator=torch_stream("images")), torch.arange(8) % CLASSES)
+    data = ClientData(trees.stack([images]), trees.stack([draw_images(0)]))  # no validation: all epochs are trained
+    private = []
+    for augment in (None, "crop_flip"):
+        setup = tiny_setup(backend)._replace(expert=network, personal=replace(tiny_plan(3), augment=augment))
+        entry = find(method)
+        algorithm = entry.factory(entry.config(), setup)
+        shared = algorithm.round[0].broadcast(algorithm.init_server(0), 0, ())
+        states = [trees.stack([tree]) for tree in (shared, algorithm.init_client(shared, 0, 0))]
+        personal = algorithm.personalize(*states, None, data, Streams(0, "personalize", 1, (0,)))
+        private.append(torch.cat([leaf.flatten() for leaf in trees.leaves(personal.private)]))
+    assert not torch.equal(*private)
+
+
+def draw_images(count):
+    return examples(torch.randn(count, 1, 6, 6, generator=torch_stream("none")), torch.arange(count))

@@ -11,11 +11,12 @@ from fedmoe import trees
 from fedmoe.aggregation.server_optimizer import ServerOptimizer, init_moments, server_step
 from fedmoe.algorithms.algorithm import AlgorithmSetup, Nothing, uniform_sample
 from fedmoe.algorithms.fedavg import (
+    DIVERGED_LOSS,
     Broadcast,
     FedAvgConfig,
-    Score,
     ServerState,
     Update,
+    ValidationUpdate,
     aggregate,
     fedavg,
     init_server,
@@ -61,8 +62,8 @@ def update(value, num_examples):
     return Update({"w": torch.tensor([float(value)])}, torch.tensor(float(num_examples)))
 
 
-def score(loss, num_examples=10):
-    return Score(torch.tensor(float(loss)), torch.tensor(float(num_examples)))
+def validated(loss, num_examples=10):
+    return ValidationUpdate(torch.tensor(float(loss)), torch.tensor(float(num_examples)))
 
 
 class TestAggregation:
@@ -133,23 +134,41 @@ class TestTheServerOptimizer:
 
 class TestTheBestModel:
     def test_it_is_the_aggregated_model_with_the_lowest_mean_over_clients(self):
-        state = keep_best(server(1.0), {0: score(2.0), 1: score(4.0)})
+        state = keep_best(server(1.0), {0: validated(2.0), 1: validated(4.0)})
         assert state.best_loss == 3 and state.best_model["w"] == 1
-        worse = keep_best(state._replace(model={"w": torch.tensor([2.0])}), {0: score(3.5), 1: score(3.5)})
+        worse = keep_best(state._replace(model={"w": torch.tensor([2.0])}), {0: validated(3.5), 1: validated(3.5)})
         assert worse.best_model["w"] == 1 and worse.model["w"] == 2
-        better = keep_best(worse._replace(model={"w": torch.tensor([5.0])}), {0: score(1.0), 1: score(4.5)})
+        better = keep_best(worse._replace(model={"w": torch.tensor([5.0])}), {0: validated(1.0), 1: validated(4.5)})
         assert better.best_model["w"] == 5 and better.best_loss == 2.75
 
     def test_the_mean_is_over_clients_and_not_over_examples(self):
-        assert keep_best(server(), {0: score(1.0, 1000), 1: score(3.0, 1)}).best_loss == 2
+        assert keep_best(server(), {0: validated(1.0, 1000), 1: validated(3.0, 1)}).best_loss == 2
 
     def test_clients_without_validation_data_have_no_vote(self):
-        assert keep_best(server(), {0: score(1.0), 1: score(0.0, 0)}).best_loss == 1
-        nobody = keep_best(server(4.0), {0: score(0.0, 0)})
+        assert keep_best(server(), {0: validated(1.0), 1: validated(0.0, 0)}).best_loss == 1
+        nobody = keep_best(server(4.0), {0: validated(0.0, 0)})
         assert nobody.best_loss == torch.inf and nobody.best_model["w"] == -1
 
-    def test_a_loss_that_is_not_a_number_never_wins(self):
-        assert keep_best(server(4.0), {0: score(float("nan"))}).best_model["w"] == -1
+    @pytest.mark.parametrize("loss", [DIVERGED_LOSS, 2 * DIVERGED_LOSS, float("inf"), float("nan")])
+    def test_a_model_that_diverged_for_one_client_is_never_best(self, loss):
+        """Not even the first that is validated, when there is nothing to beat."""
+        assert keep_best(server(4.0), {0: validated(0.5), 1: validated(loss)}).best_model["w"] == -1
+
+    @pytest.mark.parametrize("weight", [1e30, float("nan")])
+    @pytest.mark.parametrize("backend", ["sequential", "batched"])
+    def test_a_client_reports_a_diverged_model_by_a_large_finite_loss(self, backend, weight):
+        validation = fedavg(FedAvgConfig(), setup(backend)).validation.exchange
+        sent = Broadcast({name: torch.full_like(leaf, weight) for name, leaf in EXPERT.init(1).items()})
+        data = ClientData(cohort(3, 3).train, side_by_side([rows(4, 5), rows(0, 6)]))
+        _, update, _ = validation.local_update(trees.stack([sent, sent]), Nothing(), data, None)
+        assert update.validation_loss.tolist() == [DIVERGED_LOSS, 0.0] and update.num_examples.tolist() == [4, 0]
+        state = validation.aggregate(server(4.0), dict(enumerate(trees.unstack(update, 2))), {}, {})
+        assert state.best_model["w"] == -1 and state.best_loss == torch.inf
+
+    def test_a_loss_below_zero_is_rejected(self):
+        rejection = fedavg(FedAvgConfig(), setup()).validation.exchange.fault
+        assert "-3e+38 is negative" in rejection(validated(-3e38), None)
+        assert rejection(validated(0.0), None) is None
 
     def test_clients_get_the_best_model_in_the_end_and_the_last_without_validation(self):
         assert send_best_model(server(1.0, best=2.0, best_loss=0.5), 0, ()).model["w"] == 2

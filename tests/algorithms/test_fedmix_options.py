@@ -135,6 +135,20 @@ def test_fine_tuning_is_local_training_of_all_parts_before_evaluation(tmp_path):
     assert torch.equal(before.gate["weight"], one.gate["weight"])  # a client that trained keeps its gate
 
 
+def test_a_fine_tuned_gate_is_the_one_that_predicts_even_if_it_started_from_a_shared_one():
+    config, setup = FedMixConfig(num_experts=2, share_gates=True, fine_tune_epochs=2), tiny_setup()
+    sent, state, _ = on_plain(config, setup)
+    data = tiny_federation().data([PLAIN], opted_in_only=False)
+    stacked = [trees.stack([tree]) for tree in (sent, state)]
+    personal = trees.pick(personalize(config, setup, *stacked, data, Streams(0, "t", 1, (PLAIN,))), 0)
+    assert not torch.equal(personal.gate["weight"], sent.gate["weight"])
+    x = torch.randn(5, FEATURES, generator=torch_stream("x"))
+    expected = predict(config, setup, sent._replace(gate=personal.gate), state, personal, x)
+    torch.testing.assert_close(predict(config, setup, sent, state, personal, x), expected)
+    untuned = personal._replace(gate=sent.gate)
+    assert not torch.allclose(predict(config, setup, sent, state, untuned, x), expected)
+
+
 @pytest.mark.parametrize("backend", ["batched", "sequential"])
 def test_training_images_are_augmented_in_the_rounds_and_for_the_gate(backend):
     config = FedMixConfig(num_experts=2, condition="client")
@@ -317,6 +331,42 @@ def test_a_gate_that_was_never_trained_has_no_say(tmp_path):
     assert torch.equal(outcome.kept[UNSEEN].released["gate"]["weight"][0], trained.gate["weight"])
 
 
+def test_a_released_gate_weighs_the_experts_that_its_client_uses_as_that_client_does():
+    """Of four experts the client was sent 0, 1 and 2 and uses 0 and 1; alone it decides what a new client predicts."""
+    config, setup = FedMixConfig(num_experts=4, prune_threshold=0.8), tiny_setup()  # floor 0.2; the server's, 0.18
+    algorithm = fedmix(config, setup)
+    server = algorithm.init_server(0)
+    usage = server.usage.clone()
+    usage[PLAIN] = torch.tensor([0.4, 0.3, 0.19, 0.11])
+    phi = torch.tensor([[0.3, 0.3, 0.12, 0.28]] * CLASSES).log()  # has moved since: 3 is not sent, so not used either
+    server = server._replace(usage=usage, posterior=phi)
+    rng = torch_stream("gate")
+    gate = {"weight": 3 * torch.randn(4, 5, generator=rng), "bias": torch.randn(4, generator=rng)}
+    kept = send_held(config, server, PLAIN)
+    trained = init_client(config, setup, kept)._replace(
+        gate=gate, shares=torch.full((CLASSES,), 1 / CLASSES), trained=torch.tensor(1.0)
+    )
+    assert kept.expert_ids.tolist() == [0, 1, 2]
+    data = tiny_federation().data([PLAIN], opted_in_only=True)
+    exchange = algorithm.release
+    asked = [trees.stack([tree]) for tree in (exchange.broadcast(server, PLAIN, ()), trained)]
+    _, released_S, _ = exchange.local_update(*asked, data, Streams(0, "release", 1, (PLAIN,)))
+    released = trees.pick(released_S, 0)
+    assert exchange.fault(released, None) is None
+    server = exchange.aggregate(server, {PLAIN: released}, {}, {})
+    new = algorithm.delivery[0].broadcast(server, UNSEEN, ())
+    x = torch.randn(6, FEATURES, generator=torch_stream("x"))
+    expected = algorithm.predict(kept, trained, None, x)
+    torch.testing.assert_close(algorithm.predict(new, init_client(config, setup, new), None, x), expected)
+
+
+def test_a_released_usage_that_is_no_distribution_is_rejected():
+    exchange = fedmix(FedMixConfig(num_experts=2), tiny_setup()).release
+    like = exchange.update_like(None)
+    assert exchange.fault(like._replace(usage=torch.tensor([0.25, 0.75])), None) is None
+    assert "is not a distribution" in exchange.fault(like._replace(usage=torch.tensor([1.5, -0.5])), None)
+
+
 def test_without_gates_all_experts_count_alike(tmp_path):
     config, setup, outcome = gates_given(tmp_path / "store", release=False)
     x = torch.randn(7, FEATURES, generator=torch_stream("x"))
@@ -352,8 +402,8 @@ def test_with_densities_a_newcomer_is_answered_by_the_gate_of_the_client_that_it
     assert (shares_SB.argmax(0) == PARTICIPANTS.index(PLAIN)).all()
     torch.testing.assert_close(shares_SB.sum(0), torch.ones(len(x)))
     _, features_KBF = equations.expert_answers(setup.expert, kept.experts, x)
-    own = log_gate_of(trees.pick(kept.released, PARTICIPANTS.index(PLAIN)), features_KBF).exp()
-    average = log_average_gate(kept.released, features_KBF, log_client_shares(setup, kept.released, x)).exp()
+    own = log_gate_of(config, trees.pick(kept.released, PARTICIPANTS.index(PLAIN)), features_KBF).exp()
+    average = log_average_gate(config, kept.released, features_KBF, log_client_shares(setup, kept.released, x)).exp()
     torch.testing.assert_close(average, own, atol=0.02, rtol=0)
     assert all(torch.tensor(score.loss).isfinite() for score in outcome.scores)
 

@@ -70,11 +70,14 @@ class TrainingReport(NamedTuple):
 
 
 @message
-class Score(NamedTuple):
-    """A client's answer to a validation exchange: n_k losses, summed. No examples, no vote."""
+class ValidationUpdate(NamedTuple):
+    """The mean loss on a client's validation examples, and how many there are. No examples, no vote."""
 
     validation_loss: Tensor
     num_examples: Tensor
+
+
+DIVERGED_LOSS = 1e9  # reported in place of NaN, infinity and anything above, since messages hold finite numbers only
 
 
 def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
@@ -93,9 +96,10 @@ def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
     validate = train._replace(
         name="validate",
         local_update=lambda b, c, data, _: validate_model(setup.expert, backend, b, c, data),
-        aggregate=lambda server, scores, *_: keep_best(server, scores),
-        update_like=lambda _: Score(torch.zeros(()), torch.zeros(())),
-        update_type=Score,
+        aggregate=lambda server, updates, *_: keep_best(server, updates),
+        update_like=lambda _: ValidationUpdate(torch.zeros(()), torch.zeros(())),
+        fault=lambda update, _sent: validation_rejection(update),
+        update_type=ValidationUpdate,
         report_type=NoReport,
     )
     return Algorithm(
@@ -177,14 +181,25 @@ def observe(before: ServerState, updates: Mapping[ClientId, Update]) -> Observat
 
 def validate_model(
     network: Network, backend: Backend, shared: Broadcast, client: Nothing, data: ClientData
-) -> tuple[Nothing, Score, NoReport]:
-    loss_S = mean_loss(network, shared.model, data.validation, backend).nan_to_num(0.0)
-    return client, Score(loss_S, data.validation.counts.to(torch.float32)), NoReport()
+) -> tuple[Nothing, ValidationUpdate, NoReport]:
+    """A client without validation examples reports 0 of 0 examples; a model that diverged, `DIVERGED_LOSS`."""
+    loss_S = mean_loss(network, shared.model, data.validation, backend)
+    finite_S = loss_S.nan_to_num(DIVERGED_LOSS).clamp(max=DIVERGED_LOSS)
+    counts_S = data.validation.counts
+    return client, ValidationUpdate(finite_S.where(counts_S > 0, 0.0), counts_S.to(torch.float32)), NoReport()
 
 
-def keep_best(server: ServerState, scores: Mapping[ClientId, Score]) -> ServerState:
-    """The mean is over clients, as the paper says, not over examples."""
-    losses = [score.validation_loss for _, score in sorted(scores.items()) if score.num_examples > 0]
-    if not losses or not (mean := torch.stack(losses).mean()) < server.best_loss:
+def validation_rejection(update: ValidationUpdate) -> str | None:
+    """The lowest loss chooses the model, so a client may not report less than a cross-entropy can be."""
+    if update.validation_loss < 0:
+        return f"its validation loss {float(update.validation_loss):.4g} is negative, which a cross-entropy never is"
+    return None
+
+
+def keep_best(server: ServerState, updates: Mapping[ClientId, ValidationUpdate]) -> ServerState:
+    """The mean is over clients, as the paper says, not over examples. Diverged for one client is best for nobody."""
+    losses = [update.validation_loss for _, update in sorted(updates.items()) if update.num_examples > 0]
+    if not losses or not all(loss < DIVERGED_LOSS for loss in losses):  # so written, a NaN fails it too
         return server
-    return server._replace(best_model=server.model, best_loss=mean)
+    mean = torch.stack(losses).mean()
+    return server._replace(best_model=server.model, best_loss=mean) if mean < server.best_loss else server

@@ -167,9 +167,9 @@ def fit_private(
 ) -> PersonalState:
     """Train the private part with the shared one frozen, on all records, with early stopping."""
     plan, losses = setup.personal, private_losses(setup.expert)
-    groups = {"private": Group(client.private, losses, data.train, plan.make_optimizer())}
+    group = Group(client.private, losses, data.train, plan.make_optimizer(), augmentation=plan.augmentation)
     stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every)
-    fitted = fit(groups, plan.schedule, rng, setup.backend, frozen=shared.model, stopping=stopping)
+    fitted = fit({"private": group}, plan.schedule, rng, setup.backend, frozen=shared.model, stopping=stopping)
     return PersonalState(fitted.params["private"], client.rounds + (data.train.counts > 0))
 
 

@@ -36,6 +36,7 @@ from fedmoe.algorithms.fedmix.objective import (
     usage_of,
 )
 from fedmoe.algorithms.fedmix.personal import personalize, predict
+from fedmoe.algorithms.fedmix.pruning import experts_sent, has_reported, usage_rejection
 from fedmoe.algorithms.fedmix.release import release
 from fedmoe.algorithms.fedmix.states import (
     Broadcast,
@@ -51,8 +52,6 @@ from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.streams import Streams
 
-SERVER_PATIENCE = 0.9  # the server goes on sending an expert down to this share of the client's own floor
-
 
 def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
     refuse_unanswerable(config, setup)
@@ -62,7 +61,7 @@ def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
         local_update=lambda b, c, data, rng: local_update(config, setup, b, c, data, rng),
         aggregate=lambda server, updates, *_: aggregate(config, server, updates),
         update_like=lambda b: update_like(config, b),
-        fault=lambda update, _sent: fault_in_usage(update.usage),
+        fault=lambda update, _sent: usage_rejection(update.usage),
         broadcast_type=Broadcast,
         update_type=Update,
         report_type=TrainingReport,
@@ -121,12 +120,9 @@ def init_server(config: FedMixConfig, setup: AlgorithmSetup, seed: int) -> Serve
 
 
 def send_held(config: FedMixConfig, server: ServerState, client: ClientId) -> Broadcast:
-    """All experts to whoever never reported; else those in use by the last report (Algorithm 2)."""
-    held_K = torch.ones(config.num_experts, dtype=torch.bool)
-    if has_reported(server, client):
-        held_K = server.usage[client] >= SERVER_PATIENCE * config.floor
-    expert_ids_H = held_K.nonzero()[:, 0]
-    experts = server.experts if held_K.all() else trees.tree_map(lambda leaf: leaf[expert_ids_H], server.experts)
+    sent_K = experts_sent(config, server, client)
+    expert_ids_H = sent_K.nonzero()[:, 0]
+    experts = server.experts if sent_K.all() else trees.tree_map(lambda leaf: leaf[expert_ids_H], server.experts)
     return Broadcast(experts, expert_ids_H, server.posterior, server.gate, released={})
 
 
@@ -134,16 +130,6 @@ def deliver(config: FedMixConfig, server: ServerState, client: ClientId) -> Broa
     """A client that never trained gets the gates that were given away, if any."""
     held = send_held(config, server, client)
     return held if has_reported(server, client) else held._replace(released=server.released)
-
-
-def has_reported(server: ServerState, client: ClientId) -> bool:
-    return client < len(server.usage) and bool(server.usage[client].any())
-
-
-def fault_in_usage(usage_K: Tensor) -> str | None:
-    """q(z|s) is what an update is weighted by, so a client may not claim more than there is."""
-    fair = bool((usage_K >= 0).all()) and abs(float(usage_K.sum()) - 1) < 1e-3
-    return None if fair else f"its usage {[round(share, 4) for share in usage_K.tolist()]} is not a distribution"
 
 
 def update_like(config: FedMixConfig, sent: Broadcast) -> Update:

@@ -98,12 +98,13 @@ def predict(
     scores_HBC, features_HBF = equations.expert_answers(setup.expert, experts, x)
     if shared.released and not own.trained:
         log_shares_SB = log_client_shares(setup, shared.released, x)
-        log_gate_BK = log_average_gate(shared.released, features_HBF, log_shares_SB)
+        log_gate_BK = log_average_gate(config, shared.released, features_HBF, log_shares_SB)
         return equations.log_mixture(log_gate_BK, log_answers(config, scores_HBC, average_bias(shared.released)))
     usage_K = own_usage_of(config, shared, client) if personal is None else personal.usage
     in_use_H = equations.experts_in_use(usage_K[shared.expert_ids], config.floor)
     pooled_BF = equations.pooled_features(usage_K[shared.expert_ids], in_use_H, features_HBF)
-    log_gate_BK = equations.log_gate(shared.gate or own.gate, pooled_BF)
+    gate = (shared.gate or client.gate) if personal is None else personal.gate  # fine-tuning moves a shared gate too
+    log_gate_BK = equations.log_gate(gate, pooled_BF)
     log_gate_BH = equations.kept_gate(log_gate_BK, shared.expert_ids, in_use_H)
     return equations.log_mixture(log_gate_BH, log_answers(config, scores_HBC, own.output_bias))
 
