@@ -18,7 +18,7 @@ from workloads import NUM_CLASSES, WORKLOADS, Workload, client_data
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
 from fedmoe.algorithms.fedavg import Broadcast
-from fedmoe.algorithms.specialist_mixture import PersonalState, mixture_losses, with_general_answers
+from fedmoe.algorithms.specialist_mixture import PersonalState, mixture_losses, with_general_outputs
 from fedmoe.assembly import build_algorithm, build_networks, resolve_backend
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.config import ExperimentConfig, parse_config
@@ -84,7 +84,7 @@ def mixture_stage(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rn
         "specialist": shared.model,
         "gate": trees.stack([setup.gate.init(seed) for seed in rng.seeds("gate")]),
     }
-    data = data.map(lambda part: with_general_answers(setup, shared, part))
+    data = data.map(lambda part: with_general_outputs(setup, shared, part))
     return PersonalState(**train_mixture(begin, mixture_losses(setup), data, setup.personal, rng, setup.backend))
 
 

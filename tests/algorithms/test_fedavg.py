@@ -73,11 +73,11 @@ class TestAggregation:
         assert after.model["w"].item() == pytest.approx(0.1 * 1 + 0.3 * 4 + 0.6 * -2)
         assert after.best_model["w"] == -1 and after.best_loss == torch.inf  # only validation chooses
 
-    def test_a_claim_is_capped(self):
+    def test_a_reported_count_is_capped(self):
         after = aggregate(server(), {0: update(1, 10), 1: update(4, 1e9)}, max_weight=20.0)
         assert after.model["w"].item() == pytest.approx((10 * 1 + 20 * 4) / 30)
 
-    def test_a_negative_claim_counts_as_zero(self):
+    def test_a_negative_count_is_zero(self):
         assert aggregate(server(), {0: update(1, 10), 1: update(100, -5)}).model["w"] == 1
 
     def test_if_nobody_has_examples_the_model_stays(self):
@@ -176,15 +176,15 @@ class TestTheBestModel:
         assert send_model(server(1.0, best=2.0, best_loss=0.5), 0, ()).model["w"] == 1
 
     @pytest.mark.parametrize("backend", ["sequential", "batched"])
-    def test_a_client_scores_what_it_was_sent_on_its_validation_data(self, backend):
+    def test_a_client_validates_what_it_was_sent_on_its_validation_data(self, backend):
         validation = fedavg(FedAvgConfig(validate_every=7), setup(backend)).validation
         data = cohort(3, 3)
         data = ClientData(data.train, side_by_side([rows(4, 5), rows(0, 6)]))
         sent = Broadcast(EXPERT.init(1))
-        _, scores, _ = validation.exchange.local_update(trees.stack([sent, sent]), Nothing(), data, None)
+        _, update, _ = validation.exchange.local_update(trees.stack([sent, sent]), Nothing(), data, None)
         expected = F.cross_entropy(EXPERT(sent.model, rows(4, 5).x), rows(4, 5).y)
-        torch.testing.assert_close(scores.validation_loss, torch.stack([expected, torch.tensor(0.0)]))
-        assert scores.num_examples.tolist() == [4, 0] and validation.every == 7
+        torch.testing.assert_close(update.validation_loss, torch.stack([expected, torch.tensor(0.0)]))
+        assert update.num_examples.tolist() == [4, 0] and validation.every == 7
 
 
 def run_rounds(algorithm, state, data, clients, rounds):
@@ -230,7 +230,7 @@ def test_one_step_of_each_client_is_one_step_on_all_their_data(backend):
     assert not torch.allclose(apart.model["1.weight"], start.model["1.weight"])
 
 
-def test_an_update_tells_the_number_of_examples_and_the_training_loss():
+def test_an_update_reports_the_number_of_examples_and_the_training_loss():
     algorithm = fedavg(FedAvgConfig(), setup(epochs=1, batch_size=50))
     (exchange,) = algorithm.round
     start = algorithm.init_server(0)
@@ -255,8 +255,8 @@ def test_all_clients_start_from_the_same_weights_and_the_broadcast_is_not_traine
 
 def test_prediction_is_the_softmax_of_the_global_model():
     sent, x = Broadcast(EXPERT.init(3)), torch.randn(5, 3)
-    answer = fedavg(FedAvgConfig(), setup()).predict(sent, Nothing(), None, x)
-    torch.testing.assert_close(answer.exp(), EXPERT(sent.model, x).softmax(1))
+    predicted = fedavg(FedAvgConfig(), setup()).predict(sent, Nothing(), None, x)
+    torch.testing.assert_close(predicted.exp(), EXPERT(sent.model, x).softmax(1))
 
 
 class TestSampling:
@@ -277,7 +277,7 @@ class TestSampling:
     def test_all_means_all(self):
         assert uniform_sample(None)(None, 1, self.pool, np.random.default_rng(0)).tolist() == self.pool.tolist()
 
-    def test_more_than_there_are_is_refused(self):
+    def test_more_than_there_are_is_an_error(self):
         with pytest.raises(ConfigError, match=r"clients_per_round=7, but only 6 clients opted in"):
             uniform_sample(7)(None, 1, self.pool, np.random.default_rng(0))
 

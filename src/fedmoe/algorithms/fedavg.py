@@ -41,9 +41,9 @@ from fedmoe.wire import message
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FedAvgConfig:
     validate_every: PositiveInt = 50
-    max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may claim
+    max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may report
     server_optimizer: ServerOptimizer | None = None  # default: the weighted mean is the new model
-    divergence: bool = False  # tell in every round how far apart clients pull the model
+    divergence: bool = False  # report in every round how far apart clients pull the model
 
 
 @message
@@ -159,7 +159,7 @@ def move_model(
     max_weight: float | None,
     optimizer: ServerOptimizer | None,
 ) -> tuple[Tensors, Moments]:
-    """Eq. 2, or the server's step towards it; a client's claim of n_k counts from 0 up to `max_weight`."""
+    """Eq. 2, or the server's step towards it; the n_k that a client reports counts from 0 up to `max_weight`."""
     cap = math.inf if max_weight is None else max_weight
     weights = {client: min(max(float(update.num_examples), 0.0), cap) for client, update in updates.items()}
     if not sum(weights.values()):

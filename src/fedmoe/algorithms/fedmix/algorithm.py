@@ -1,7 +1,7 @@
 """FedMix (Reisser et al. 2021): K experts learnt together, and a private gate on every client that weighs them.
 
 Follows Algorithm 1 and, with `prune_threshold` above 0, Algorithm 2. The equations are in `models.expert_mixture`, what
-a client optimises is in `fedmix_objective`, gates given away for clients without labels are in `fedmix_release`.
+a client optimises is in `objective`, gates released for clients without labels are in `release`.
 Where we depart from the paper:
 - A client decides once per round, with the phi that it received, which experts it prunes; so it trains what it sends.
   It reports that q(z|s) as it is: renormalised, as printed, it would never lie between 0 and the server's 0.9 eta / K.
@@ -9,7 +9,7 @@ Where we depart from the paper:
 - An expert that no client of the round sent keeps its weights and its moments; momentum alone would move it.
 - A client without a gate (it never trained, gave no labels, and nobody released gates) weighs all experts alike.
 
-Shape suffixes: S clients of a cohort, K all experts, H those held, C classes, F features, R rows of q.
+Shape suffixes: S clients of a cohort, K all experts, H those sent to a client, C classes, F features, R rows of q.
 """
 
 from collections.abc import Mapping
@@ -54,10 +54,10 @@ from fedmoe.streams import Streams
 
 
 def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
-    refuse_unanswerable(config, setup)
+    require_gates_for_new_clients(config, setup)
     train = Exchange(
         name="train",
-        broadcast=lambda server, client, _replies: send_held(config, server, client),
+        broadcast=lambda server, client, _replies: send_experts(config, server, client),
         local_update=lambda b, c, data, rng: local_update(config, setup, b, c, data, rng),
         aggregate=lambda server, updates, *_: aggregate(config, server, updates),
         update_like=lambda b: update_like(config, b),
@@ -85,8 +85,8 @@ def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
     )
 
 
-def refuse_unanswerable(config: FedMixConfig, setup: AlgorithmSetup) -> None:
-    """Said before the rounds, not after them."""
+def require_gates_for_new_clients(config: FedMixConfig, setup: AlgorithmSetup) -> None:
+    """Checked before the rounds, not after them."""
     if setup.unlabelled_new_clients and not setup.release and not config.share_gates:
         raise DataError(
             f"client {setup.unlabelled_new_clients[0]} is new and has no training examples to fit its gate to, and the "
@@ -119,7 +119,7 @@ def init_server(config: FedMixConfig, setup: AlgorithmSetup, seed: int) -> Serve
     )
 
 
-def send_held(config: FedMixConfig, server: ServerState, client: ClientId) -> Broadcast:
+def send_experts(config: FedMixConfig, server: ServerState, client: ClientId) -> Broadcast:
     sent_K = experts_sent(config, server, client)
     expert_ids_H = sent_K.nonzero()[:, 0]
     experts = server.experts if sent_K.all() else trees.tree_map(lambda leaf: leaf[expert_ids_H], server.experts)
@@ -127,9 +127,9 @@ def send_held(config: FedMixConfig, server: ServerState, client: ClientId) -> Br
 
 
 def deliver(config: FedMixConfig, server: ServerState, client: ClientId) -> Broadcast:
-    """A client that never trained gets the gates that were given away, if any."""
-    held = send_held(config, server, client)
-    return held if has_reported(server, client) else held._replace(released=server.released)
+    """A client that never trained gets the gates that were released, if any."""
+    sent = send_experts(config, server, client)
+    return sent if has_reported(server, client) else sent._replace(released=server.released)
 
 
 def update_like(config: FedMixConfig, sent: Broadcast) -> Update:
@@ -235,15 +235,15 @@ def local_update(
         usage=own_SK,
         trained=client.trained + 1,
     )
-    told_SK = own_SK if config.condition == "client" else usage_SK
+    reported_SK = own_SK if config.condition == "client" else usage_SK
     if config.objective == "mixture":
-        told_SK = mean_gate(config, setup, trained, frozen, data.train)
+        reported_SK = mean_gate(config, setup, trained, frozen, data.train)
     update = Update(
         experts=trained["experts"],
         expert_ids=shared.expert_ids,
         posterior=trained.get("posterior", shared.posterior),
         gate=trained["gate"] if config.share_gates else {},
-        usage=told_SK,
+        usage=reported_SK,
         num_examples=data.train.counts.to(torch.float32),
     )
     updates = [only_in_use(trees.pick(update, s), in_use_H) for s, in_use_H in enumerate(in_use_SH)]
@@ -254,5 +254,5 @@ def only_in_use(update: Update, in_use_H: Tensor) -> Update:
     """A pruned expert was not trained and is not sent."""
     if in_use_H.all():
         return update
-    kept = trees.tree_map(lambda leaf: leaf[in_use_H], update.experts)
-    return update._replace(experts=kept, expert_ids=update.expert_ids[in_use_H])
+    experts = trees.tree_map(lambda leaf: leaf[in_use_H], update.experts)
+    return update._replace(experts=experts, expert_ids=update.expert_ids[in_use_H])

@@ -1,7 +1,7 @@
-"""FedMix for a client without labels: the gates that others gave away, averaged (Section 2.1 and appendix F).
+"""FedMix for a client without labels: the gates that others released, averaged (Section 2.1 and appendix F).
 
 Gates are private, so this needs `schedule.release`: one more exchange after the rounds, in the manifest like any other.
-Shape suffixes: those of `fedmix_states`, S clients of a cohort, or clients that gave; B examples.
+Shape suffixes: those of `fedmix.states`, S clients of a cohort, or clients that released; B examples.
 """
 
 from collections.abc import Mapping
@@ -32,10 +32,10 @@ def release(config: FedMixConfig, setup: AlgorithmSetup) -> Exchange:
         network.init("like") if network else {},
     )
     return Exchange(
-        name="give gates",
+        name="release gates",
         broadcast=lambda server, _client, _replies: Request(server.posterior),
-        local_update=lambda request, client, data, rng: give(config, network, request, client, data, rng),
-        aggregate=lambda server, gifts, *_: collect(config, server, gifts),
+        local_update=lambda request, client, data, rng: release_gate(config, network, request, client, data, rng),
+        aggregate=lambda server, states, *_: collect(config, server, states),
         update_like=lambda _: like,
         fault=lambda released, _sent: usage_rejection(released.usage),
         broadcast_type=Request,
@@ -43,7 +43,7 @@ def release(config: FedMixConfig, setup: AlgorithmSetup) -> Exchange:
     )
 
 
-def give(
+def release_gate(
     config: FedMixConfig,
     network: Network | None,
     request: Request,
@@ -51,7 +51,7 @@ def give(
     data: ClientData,
     rng: Streams,
 ) -> tuple[ClientState, ReleasedState, NoReport]:
-    """A client that never trained has a gate that says nothing: it gives it with no weight."""
+    """A client that never trained has a gate that says nothing: it is released with no weight."""
     num_examples_S = data.train.counts.to(torch.float32) * (client.trained > 0)
     usage_SK = usage_of(config, request.posterior, client.shares, client.usage)
     density = train_density(network, data, rng) if network else {}
@@ -84,7 +84,7 @@ def log_average_gate(config: FedMixConfig, released: Tree, features_KBF: Tensor,
 
 
 def log_client_shares(setup: AlgorithmSetup, released: Tree, x: Tensor) -> Tensor:
-    """log p(s|x) (S, B), proportional to p(x|s) p(s) (eq. 18); p(s) alone where no densities were given."""
+    """log p(s|x) (S, B), proportional to p(x|s) p(s) (eq. 18); p(s) alone where no densities were released."""
     log_prior_SB: Tensor = released["num_examples"].log()[:, None].expand(-1, len(x))
     if "density" not in released:
         return log_prior_SB.log_softmax(0)
@@ -99,7 +99,7 @@ def log_gate_of(config: FedMixConfig, released: Tree, features_KBF: Tensor) -> T
     usage_K = released["usage"]
     in_use_K = equations.experts_in_use(usage_K, config.floor)
     log_gate_BK = equations.log_gate(released["gate"], equations.pooled_features(usage_K, in_use_K, features_KBF))
-    return equations.kept_gate(log_gate_BK, torch.arange(len(usage_K)), in_use_K)
+    return equations.pruned_gate(log_gate_BK, torch.arange(len(usage_K)), in_use_K)
 
 
 def average_bias(released: Tree) -> Tensor:
