@@ -79,7 +79,7 @@ def gradient_divergence(moves_S: Sequence[Tensors], shares_S: Tensor) -> float:
     0.5
     """
     total = 0.0
-    for name in sorted(moves_S[0]):
+    for name in moves_S[0]:
         moves_SP = torch.stack([move[name].flatten() for move in moves_S])
         lengths_S = torch.linalg.vector_norm(moves_SP, dim=1)
         shares = torch.where(lengths_S > 0, shares_S.to(lengths_S.dtype), 0.0)
