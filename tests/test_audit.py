@@ -110,10 +110,10 @@ def test_what_an_expert_mixture_reports_is_solved_for_labels_where_it_is_about_l
     def attacks(condition, objective):
         return attacks_on(SimpleNamespace(condition=condition, objective=objective), LocalTraining(), "bias")
 
-    read = attacks("label", "bound")["q(z|s) and phi"](reply)
+    read = attacks("label", "variational")["q(z|s) and phi"](reply)
     torch.testing.assert_close(read, torch.tensor([0.75, 0.25]).double(), atol=1e-3, rtol=0)
-    assert attacks("label", "bound")["output bias, normalised"](reply) is None
-    assert "q(z|s) and phi" not in attacks("client", "bound") | attacks("label", "mixture")
+    assert attacks("label", "variational")["output bias, normalised"](reply) is None
+    assert "q(z|s) and phi" not in attacks("client", "variational") | attacks("label", "mixture")
 
 
 def test_of_several_experts_the_summed_step_is_read():

@@ -176,7 +176,7 @@ def attacks_on(options: Any, plan: LocalTraining, output_bias: str | None) -> di
 
     attacks: dict[str, Attack] = {"output bias, eq. 15": scaled, "output bias, normalised": normalised}
     # FedMix: q(z|s) tells about labels where q is conditioned on them; its plain mixture (eq. 3) has no q.
-    about_labels = getattr(options, "condition", None) == "label" and options.objective == "bound"
+    about_labels = getattr(options, "condition", None) == "label" and options.objective == "variational"
     return attacks | ({"q(z|s) and phi": solved} if about_labels else {})
 
 

@@ -39,9 +39,9 @@ from fedmoe.wire import message
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FedAvgConfig:
     validate_every: PositiveInt = 50
-    max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may claim
+    max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may report
     server_optimizer: ServerOptimizer | None = None  # default: the weighted mean is the new model
-    divergence: bool = False  # tell in every round how far apart clients pull the model
+    divergence: bool = False  # report in every round how far apart clients pull the model
 
 
 @message
@@ -68,11 +68,14 @@ class TrainingReport(NamedTuple):
 
 
 @message
-class Score(NamedTuple):
-    """A client's answer to a validation exchange: n_k losses, summed. No examples, no vote."""
+class ValidationUpdate(NamedTuple):
+    """The mean loss on a client's validation examples, and how many there are. No examples, no vote."""
 
     validation_loss: Tensor
     num_examples: Tensor
+
+
+DIVERGED_LOSS = 1e5  # reported in place of NaN, infinity and anything above, since messages hold finite numbers only
 
 
 def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
@@ -90,9 +93,10 @@ def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
     validate = train._replace(
         name="validate",
         local_update=lambda b, c, data, _: validate_model(setup.expert, setup.federated, b, c, data),
-        aggregate=lambda server, scores, *_: keep_best(server, scores),
-        update_like=lambda _: Score(torch.zeros(()), torch.zeros(())),
-        update_type=Score,
+        aggregate=lambda server, updates, *_: keep_best(server, updates),
+        update_like=lambda _: ValidationUpdate(torch.zeros(()), torch.zeros(())),
+        rejection=lambda update, _sent: validation_rejection(update),
+        update_type=ValidationUpdate,
         report_type=NoReport,
     )
     return Algorithm(
@@ -151,7 +155,7 @@ def move_model(
     max_weight: float | None,
     optimizer: ServerOptimizer | None,
 ) -> tuple[Tensors, Moments]:
-    """Eq. 2, or the server's step towards it; a client's claim of n_k counts from 0 up to `max_weight`."""
+    """Eq. 2, or the server's step towards it; the n_k that a client reports counts from 0 up to `max_weight`."""
     cap = math.inf if max_weight is None else max_weight
     weights = {client: min(max(float(update.num_examples), 0.0), cap) for client, update in updates.items()}
     if not sum(weights.values()):
@@ -173,14 +177,25 @@ def observe(before: ServerState, updates: Mapping[ClientId, Update]) -> Observat
 
 def validate_model(
     network: Network, trainer: LocalTrainer, shared: Broadcast, client: Nothing, data: ClientData
-) -> tuple[Nothing, Score, NoReport]:
-    loss_S = trainer.mean_loss(network, shared.model, data.validation).nan_to_num(0.0)
-    return client, Score(loss_S, data.validation.counts.to(torch.float32)), NoReport()
+) -> tuple[Nothing, ValidationUpdate, NoReport]:
+    """A client without validation examples reports 0 of 0 examples; a model that diverged, `DIVERGED_LOSS`."""
+    loss_S = trainer.mean_loss(network, shared.model, data.validation)
+    finite_S = loss_S.nan_to_num(DIVERGED_LOSS).clamp(max=DIVERGED_LOSS)
+    counts_S = data.validation.counts
+    return client, ValidationUpdate(finite_S.where(counts_S > 0, 0.0), counts_S.to(torch.float32)), NoReport()
 
 
-def keep_best(server: ServerState, scores: Mapping[ClientId, Score]) -> ServerState:
-    """The mean is over clients, as the paper says, not over examples."""
-    losses = [score.validation_loss for _, score in sorted(scores.items()) if score.num_examples > 0]
-    if not losses or not (mean := torch.stack(losses).mean()) < server.best_loss:
+def validation_rejection(update: ValidationUpdate) -> str | None:
+    """The lowest loss chooses the model, so a client may not report less than a cross-entropy can be."""
+    if update.validation_loss < 0:
+        return f"its validation loss {float(update.validation_loss):.4g} is negative, which a cross-entropy never is"
+    return None
+
+
+def keep_best(server: ServerState, updates: Mapping[ClientId, ValidationUpdate]) -> ServerState:
+    """The mean is over clients, as the paper says, not over examples. Diverged for one client is best for nobody."""
+    losses = [update.validation_loss for _, update in sorted(updates.items()) if update.num_examples > 0]
+    if not losses or not all(loss < DIVERGED_LOSS for loss in losses):  # so written, a NaN fails it too
         return server
-    return server._replace(best_model=server.model, best_loss=mean)
+    mean = torch.stack(losses).mean()
+    return server._replace(best_model=server.model, best_loss=mean) if mean < server.best_loss else server

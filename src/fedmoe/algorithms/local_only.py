@@ -36,7 +36,7 @@ def local_only(_config: LocalOnlyConfig, setup: AlgorithmSetup) -> Algorithm:
         server_type=Nothing,
         init_server=lambda _seed: Nothing(),
         round=(),
-        delivery=(silence(),),
+        delivery=(empty_exchange(),),
         predict=lambda _broadcast, _client, personal, x: F.log_softmax(setup.expert(personal.local, x), dim=-1),
         sample=uniform_sample(None),
         personal_type=PersonalState,
@@ -53,7 +53,7 @@ def train_alone(setup: AlgorithmSetup, data: ClientData, rng: Streams) -> Tensor
     return local_S
 
 
-def silence() -> Exchange:
+def empty_exchange() -> Exchange:
     """An exchange in which nothing is sent either way."""
 
     return Exchange(
