@@ -1,4 +1,4 @@
-"""Three small algorithms that use every part of the contract which the catalog does not use yet.
+"""Small algorithms that use every part of the contract which the catalog does not use yet.
 
 They are shaped like papers, but are not them. A router or a gate over M experts is M copies of the gate network, one
 score each. Shape suffixes: S clients of a cohort, H experts that a client holds, M or K all experts, B a batch,
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from contract.calibrated import CALIBRATED
 from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
 from fedmoe.aggregation.expert_observation import ExpertSubset, Observation, observe_experts
@@ -581,4 +582,5 @@ PROBES = {
     "chosen_experts": Entry(ChosenExpertsConfig, chosen_experts, "Chosen experts", None),
     "private_expert": Entry(PrivateExpertConfig, private_expert, "Private expert", None),
     "pruned_experts": Entry(PrunedExpertsConfig, pruned_experts, "Pruned experts", None),
+    **CALIBRATED,
 }
