@@ -37,7 +37,7 @@ def test_usage_is_the_mean_of_q_over_the_examples():
     torch.testing.assert_close(equations.expected_usage(equations.log_posterior(logits_RK), shares_R), expected)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(LOGITS, st.lists(st.booleans(), min_size=4, max_size=4).filter(any))
 def test_a_renormalised_posterior_is_a_distribution(logits, in_use):
     """Also where all that is left was next to impossible before."""
