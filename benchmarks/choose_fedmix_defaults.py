@@ -69,15 +69,6 @@ TASKS: dict[str, dict[str, Any]] = {
         "model": LENET,
         "training": {"federated": SGD},
     },
-    "spam": {
-        "data": {"name": "spam", "vocabulary_size": 20000},
-        "split": {
-            "kind": "natural", "field": "inbox", "train_size": 200, "validation_size": 150, "test_size": 50,
-            "global_test_size": 10,
-        },
-        "model": {"name": "bag_of_words"},
-        "training": {"federated": {**ADAM, "learning_rate": 1e-2}},
-    },
 }  # fmt: skip
 
 CANDIDATES: dict[str, dict[str, Any]] = {

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fedmoe.aggregation.server_optimizer import ServerOptimizer
+from fedmoe.algorithms.fedmix.states import FedMixConfig
+
 ROOT = Path(__file__).resolve().parent.parent
 spec = importlib.util.spec_from_file_location("results_page", ROOT / "benchmarks" / "results_page.py")
 results_page = importlib.util.module_from_spec(spec)
@@ -55,3 +58,12 @@ def test_a_command_is_kept_without_the_folder_of_the_machine():
     given = "fedmoe run a.toml --dir /tmp/x --set 'algorithm={name=\"fedavg\"}'"
     assert results_page.portable(given) == "fedmoe run a.toml --set 'algorithm={name=\"fedavg\"}'"
     assert results_page.portable("fedmoe run a.toml --dir=/tmp/x --set seed=1") == "fedmoe run a.toml --set seed=1"
+
+
+def test_fedmix_has_the_server_optimizer_by_default_that_came_out_best():
+    folder, pattern = results_page.RESULTS / "fedmix_defaults", "runs/*.json"
+    header, *rows = results_page.choice(folder, pattern)
+    ahead = {row[0]: float(row[header.index("ahead of FedAvg, mean")]) for row in rows if row[0].startswith("FedMix")}
+    best = max(ahead, key=ahead.get)
+    chosen = {run["title"]: run["config"]["algorithm"] for run in results_page.load(folder, pattern)}[best]
+    assert FedMixConfig().server_optimizer == ServerOptimizer(**chosen["server_optimizer"])
