@@ -15,7 +15,7 @@ from fedmoe.encoding import ALIGNMENT, Bytes, Parts, decode_tensors, encode_tens
 from fedmoe.errors import MessageError
 
 T = TypeVar("T")
-MAX_HEADER_BYTES = 16 << 20  # of a frame: the header lists a cohort, so this is a million clients
+MAX_HEADER_BYTES = 64 << 20  # of a frame: the header lists clients, so this is a few million
 
 
 class ExpertFields(NamedTuple):

@@ -92,6 +92,7 @@ def test_an_update_may_move_as_far_as_the_bound_and_no_further() -> None:
         ({"loss": torch.tensor(2**62)}, "in its report, loss holds 4.612e+18, beyond"),
         ({"loss": torch.zeros(1000)}, "its report of loss is torch.float32 (1000,)"),
         ({"loss": torch.zeros((), dtype=torch.complex64)}, "its report of loss is torch.complex64 ()"),
+        ({"loss": torch.zeros(()).to(torch.float8_e5m2)}, "its report of loss is torch.float8_e5m2 ()"),
         ({}, "its report lacks 'loss'"),
     ],
 )
@@ -101,7 +102,7 @@ def test_a_bad_report_is_rejected_with_the_reason(report: Tensors, reason: str) 
     assert all(reason in (found or "") for found in report_rejections(stacked, ("loss",), [None, None]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 def test_a_good_report_is_accepted(dtype: torch.dtype) -> None:
     assert report_rejection({"loss": torch.tensor(1.0).to(dtype)}, ("loss",)) is None
     assert report_rejections({"loss": torch.tensor([1.0]).to(dtype)}, ("loss",), [None]) == [None]

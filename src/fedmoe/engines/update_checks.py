@@ -18,6 +18,7 @@ from fedmoe.wire import by_expert, expert_fields
 # The contract's word for "how many examples": updates are weighted by it. A leaf of this name, at any level of an
 # update or a report, is checked as a count.
 COUNT = "num_examples"
+REPORTED = (torch.float32, torch.float64, torch.int64)  # what the numbers of a report may be
 
 
 class UpdateLimits(NamedTuple):
@@ -137,8 +138,9 @@ def report_rejection(report: Tensors, declared: tuple[str, ...], limits: UpdateL
     for name, tensor in sorted(report.items()):
         if name.split("/")[0] not in declared:
             return f"its report holds {name!r}, which is not declared"
-        if tensor.dim() or tensor.is_complex():
-            return f"its report of {name} is {tensor.dtype} {tuple(tensor.shape)}, but reports are single numbers"
+        if tensor.dim() or tensor.dtype not in REPORTED:
+            known = ", ".join(map(str, REPORTED))
+            return f"its report of {name} is {tensor.dtype} {tuple(tensor.shape)}, not a single number ({known})"
         if reason := _value_rejection(name, tensor.to(torch.float64), limits):
             return f"in its report, {reason}"
     return None
