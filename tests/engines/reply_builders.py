@@ -31,6 +31,9 @@ class Asked(NamedTuple):
     cohort: Cohort
     frame: bytes
 
+    def __repr__(self) -> str:
+        return f"Asked({self.exchange.name} of {self.cohort.clients})"
+
     def read(self, frame: Bytes, manifest: Manifest | None = None, **limits: Any) -> dict[ClientId, Reply]:
         manifest = Manifest() if manifest is None else manifest
         return read_replies(self.exchange, self.cohort, ASKED, frame, manifest, UpdateLimits(**limits))
