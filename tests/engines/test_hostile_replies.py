@@ -177,7 +177,7 @@ def changed(named: Tensors, data: st.DataObject) -> Tensors:
         flat[data.draw(st.integers(0, len(flat) - 1))] = torch.tensor(data.draw(st.sampled_from(VALUES))).to(flat.dtype)
         return {**named, name: flat.view(tensor.shape)}
     if kind == "dtype":
-        real = tensor.real if tensor.is_complex() else tensor
+        real = tensor.real.contiguous() if tensor.is_complex() else tensor
         return {**named, name: real.to(torch.float32).to(data.draw(st.sampled_from(list(DTYPES.values()))))}
     if kind == "shape":
         return {**named, name: data.draw(st.sampled_from([tensor[None], tensor.flatten(), tensor[..., None]])).clone()}
