@@ -79,7 +79,7 @@ def test_a_run_prints_scores_and_writes_everything(fedmoe, config: Path, tmp_pat
     } <= written
 
 
-def test_a_newcomer_is_scored_on_the_union_where_it_is_asked_for(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_new_client_is_scored_on_pooled_data_where_it_is_asked_for(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     outcome = fedmoe("run", config, "--set", "evaluation.pooled=10")
     assert outcome.code == 0 and "pooled" in outcome.out
     scores = json.loads((tmp_path / "runs/small/results.json").read_bytes())["scores"]
@@ -88,7 +88,7 @@ def test_a_newcomer_is_scored_on_the_union_where_it_is_asked_for(fedmoe, config:
         (5, "before", 10),
     ]
     page = (tmp_path / "runs/small/report.html").read_text()
-    assert "New client on the pooled" in page and "4, and 1 unseen" in page
+    assert "New client, pooled data" in page and "4, and 1 unseen" in page
 
 
 def test_running_again_shows_the_same_numbers(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -104,7 +104,7 @@ def test_compare_trains_shared_rounds_once_and_gives_the_numbers_of_separate_run
 ) -> None:
     outcome = fedmoe("compare", config, "--seeds", "0,1")
     assert outcome.code == 0 and "± " in outcome.out
-    shared = json.loads((tmp_path / "runs/small/fine_tuned-seed1/results.json").read_bytes())
+    shared = json.loads((tmp_path / "runs/small-comparison/fine_tuned-seed1/results.json").read_bytes())
     fedmoe("run", config, "--set", "algorithm.name=fine_tuned", "--set", "seed=1", "--dir", tmp_path / "alone")
     alone = json.loads((tmp_path / "alone/results.json").read_bytes())
     assert shared["scores"] == alone["scores"]
@@ -174,7 +174,7 @@ def test_a_directory_of_another_run_is_refused_and_left_alone(fedmoe, config: Pa
 def test_a_cut_checkpoint_is_passed_over_and_said(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     fedmoe("run", config)
     first = json.loads((tmp_path / "runs/small/results.json").read_bytes())
-    newest = sorted((tmp_path / "runs/small/checkpoints").glob("*.ckpt"))[-1]
+    newest = sorted((tmp_path / "runs/small/checkpoints").glob("*.safetensors"))[-1]
     newest.write_bytes(newest.read_bytes()[:100])
     outcome = fedmoe("run", config)
     assert outcome.code == 0
@@ -202,10 +202,10 @@ def test_a_full_disk_keeps_the_last_checkpoint(  # type: ignore[no-untyped-def]
     assert calls and outcome.code == 2
     assert "the disk is full" in outcome.out
     assert [p.name for p in sorted((tmp_path / "full/checkpoints").iterdir())] == [
-        "round-00000001.ckpt",
-        "round-00000002.ckpt",
+        "round-00000001.safetensors",
+        "round-00000002.safetensors",
     ]
-    assert "going on after round 2" in fedmoe("run", config, "--dir", tmp_path / "full").out
+    assert "resuming after round 2" in fedmoe("run", config, "--dir", tmp_path / "full").out
     assert json.loads((tmp_path / "full/results.json").read_bytes())["scores"] == whole["scores"]
 
 
@@ -225,7 +225,7 @@ def test_a_signal_leaves_a_run_that_resumes_to_the_same_numbers(
     home = tmp_path / "stopped"
     process = subprocess.Popen([*many, "--workers", "2", "--dir", str(home)], stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not list(home.glob("checkpoints/*.ckpt")) and time.monotonic() < deadline:
+    while not list(home.glob("checkpoints/*.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
@@ -258,9 +258,49 @@ def test_an_audit_shows_how_near_the_server_comes_to_the_labels(fedmoe, config: 
     assert missing.code == 2 and "runs/none holds no run" in missing.out
 
 
-def test_explain_tells_the_way_the_reason_and_the_time(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
-    told = fedmoe("explain", config)
-    assert told.code == 0
+def test_an_audit_of_a_folder_of_runs_names_them(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
+    assert fedmoe("compare", config).code == 0
+    outcome = fedmoe("audit", "labels", "runs/small-comparison")
+    assert outcome.code == 2
+    assert "holds 2: runs/small-comparison/fedavg-seed0, runs/small-comparison/fine_tuned-seed0." in outcome.out
+
+
+def test_run_and_compare_of_one_config_do_not_share_a_folder(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert [fedmoe(command, config).code for command in ("run", "compare", "run")] == [0, 0, 0]
+    assert (tmp_path / "runs/small-comparison/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [("0,0", "seed 0 is there twice"), ("-1", "seed -1 is negative"), ("0,x", "is no list of whole numbers")],
+)
+def test_seeds_are_different_whole_numbers(fedmoe, config: Path, seeds: str, words: str) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("compare", config, f"--seeds={seeds}")
+    assert outcome.code == 2 and words in outcome.out
+
+
+def test_a_tilde_is_the_home_folder(fedmoe, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    home = tmp_path / "home"
+    (home / "data").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    config.rename(home / "mine.toml")
+    assert fedmoe("run", "~/mine.toml", "--dir", "~/run").code == 0
+    assert fedmoe("report", "~/run", "--dir", "~/page").code == 0
+    assert (home / "page/report.html").exists() and not (tmp_path / "~").exists()
+    assert str(home / "data") in fedmoe("data", "list", "--folder", "~/data").out.replace(" ", "")
+    missing = fedmoe("run", "~/mine.toml", "--set", "data.name=mnist", "--set", "data.folder=~/data")
+    assert missing.code == 2 and str(home / "data/mnist") in missing.out
+
+
+def test_a_name_that_leads_out_of_runs_is_refused(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("run", config, "--set", "name=../../evil")
+    assert outcome.code == 2 and "cannot name a folder below runs/" in outcome.out
+    assert not (tmp_path / "runs").exists() and not (tmp_path.parent / "evil").exists()
+
+
+def test_explain_names_the_backend_the_reason_and_the_time(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
+    explained = fedmoe("explain", config)
+    assert explained.code == 0
     for words in (
         "native: every network is a chain",
         "dense + relu -> 8",
@@ -268,11 +308,11 @@ def test_explain_tells_the_way_the_reason_and_the_time(fedmoe, config: Path) -> 
         "3 of about",
         "personalisation",
     ):
-        assert words in told.out
+        assert words in explained.out
     chosen = fedmoe("explain", config, "--set", "engine.backend=sequential")
     assert "sequential: engine.backend='sequential' asks for it" in chosen.out
-    silent = fedmoe("explain", config, "--set", "algorithm.name=local_only")
-    assert "clients never talk" in silent.out
+    alone = fedmoe("explain", config, "--set", "algorithm.name=local_only")
+    assert "clients send nothing" in alone.out
 
 
 def test_a_machine_without_a_compiler_trains_all_the_same_and_says_so_once(  # type: ignore[no-untyped-def]
@@ -337,6 +377,20 @@ def test_a_folder_of_one_file_per_client_is_a_federation(fedmoe, tmp_path: Path)
     assert outcome.code == 0
     manifest = json.loads((tmp_path / "runs/run/manifest.json").read_bytes())
     assert manifest["opted_out_clients"] == [1] and set(manifest["messages_of_client"]) == {"0", "2"}
+
+
+def test_the_classes_of_a_folder_can_be_declared(fedmoe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(0)
+    (tmp_path / "clients").mkdir()
+    for name, label in (("ann", 1), ("bob", 4)):
+        np.savez(tmp_path / "clients" / f"{name}.npz", x=rng.normal(size=(30, 4)), y=np.full(30, label))
+    (tmp_path / "own.toml").write_text(OWN_FOLDER.format(folder="clients"))
+    out = ("--set", "opt_out.clients=[1]")
+    refused = fedmoe("run", tmp_path / "own.toml", *out)
+    assert refused.code == 2 and "Declare num_classes=5" in refused.out
+    assert fedmoe("run", tmp_path / "own.toml", *out, "--set", "data.num_classes=5").code == 0
+    elsewhere = fedmoe("run", tmp_path / "own.toml", "--set", "data.name=digits", "--set", "data.num_classes=5")
+    assert elsewhere.code == 2 and "data.num_classes is for data.name='npz'" in elsewhere.out
 
 
 def test_other_data_in_the_same_directory_are_another_run(fedmoe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -12,11 +12,13 @@ from rich.console import Console
 
 from builders import make_expert, make_gate, tiny_config, tiny_federation
 from contract.probes import PROBES
-from fedmoe import display
 from fedmoe.aggregation.expert_observation import Observation
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import ExperimentConfig
-from fedmoe.experiment import Event, Stopped, run_events
+from fedmoe.display.progress import RunProgress
+from fedmoe.errors import Stopped
+from fedmoe.experiment import Event, run_events
+from fedmoe.report.html import render
 from fedmoe.result import Result
 
 
@@ -67,7 +69,7 @@ def test_a_resumed_run_warns_in_the_same_round(collapsed, tmp_path):
 
 def test_the_terminal_shows_loads_and_warnings(collapsed, tmp_path):
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
-    with display.RunProgress(console) as progress:
+    with RunProgress(console) as progress:
         for event in run(collapsed, tmp_path):
             progress.show("probe", event)
             progress._progress.refresh()
@@ -77,7 +79,7 @@ def test_the_terminal_shows_loads_and_warnings(collapsed, tmp_path):
 
 def test_the_page_shows_experts_and_warnings(collapsed, tmp_path):
     *_, result = run(collapsed, tmp_path)
-    page = display.html_report([result.data], "Probe")
+    page = render([result.data], "Probe")
     assert "Pruned experts: who does the work" in page and "Pruned experts: what each expert is for" in page
     assert "seed 0, round 5: expert 1 did 100% of the work" in page
 

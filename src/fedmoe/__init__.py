@@ -1,10 +1,22 @@
-"""Personalised federated learning with mixtures of experts."""
+"""Personalised federated learning with mixtures of experts.
 
-from fedmoe.api import run
-from fedmoe.clients.federation import Federation
-from fedmoe.clients.own_data import federation_from_clients
+Names are imported when they are first used (PEP 562): `import fedmoe` and `fedmoe --help` do not wait for torch.
+"""
+
+import importlib
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
 from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, RunError
-from fedmoe.result import Result
+
+if TYPE_CHECKING:
+    from fedmoe.api import run
+    from fedmoe.assembly import Parts, build
+    from fedmoe.clients.federation import Federation
+    from fedmoe.clients.own_data import federation_from_clients
+    from fedmoe.result import Result
+
+    __version__: str
 
 __all__ = [
     "ConfigError",
@@ -12,8 +24,33 @@ __all__ = [
     "Federation",
     "FedmoeError",
     "MessageError",
+    "Parts",
     "Result",
     "RunError",
+    "build",
     "federation_from_clients",
     "run",
 ]
+
+# Must name what the imports under TYPE_CHECKING name; a test compares the two.
+_HOMES = {
+    "Federation": "fedmoe.clients.federation",
+    "Parts": "fedmoe.assembly",
+    "Result": "fedmoe.result",
+    "build": "fedmoe.assembly",
+    "federation_from_clients": "fedmoe.clients.own_data",
+    "run": "fedmoe.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("fedmoe")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedmoe' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,4 +1,4 @@
-"""The Python face: one call from a config, or from the user's own data and modules."""
+"""The Python interface: one call from a config, or from the user's own data and modules."""
 
 import tempfile
 from collections.abc import Mapping
@@ -7,8 +7,10 @@ from typing import Any
 
 from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig, parse_config, read_config
+from fedmoe.errors import ConfigError
 from fedmoe.experiment import run_events
 from fedmoe.models.network import ModuleOrFactory
+from fedmoe.paths import expanded
 from fedmoe.result import Result
 
 
@@ -30,10 +32,16 @@ def run(
         directory: where the run lives; default: a new temporary folder.
     """
     if isinstance(config, str | Path):
-        config = read_config(Path(config))
+        config = read_config(expanded(config))
     elif not isinstance(config, ExperimentConfig):
         config = parse_config(config)
-    home = Path(directory) if directory else Path(tempfile.mkdtemp(prefix="fedmoe-"))
+    own_module = "expert" if expert is not None else "gate" if gate is not None else None
+    if own_module and federation is None and "data" not in config.model_fields_set:
+        raise ConfigError(
+            f"{own_module}= is given, but neither federation= nor a section [data], so it would be trained on "
+            f"{config.data.name!r}. Pass your clients as federation=, or name the data: data.name = '...'."
+        )
+    home = expanded(directory) if directory else Path(tempfile.mkdtemp(prefix="fedmoe-"))
     *_, last = run_events(config, home, federation=federation, expert=expert, gate=gate)
     assert isinstance(last, Result)
     return last

@@ -1,6 +1,7 @@
 """Config -> parts: the federation, the models, the algorithm. A node of a real deployment calls it too."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
+from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.catalog import find
+from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.clients.federation import Federation, federation_from_split
 from fedmoe.clients.generated import generated_federation
 from fedmoe.clients.opt_out import OptOut, opt_out
 from fedmoe.clients.own_data import federation_from_clients
+from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.config import ExperimentConfig, OptOutConfig
 from fedmoe.core_types import ClientId
 from fedmoe.data.dataset import Dataset
@@ -26,12 +29,62 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.partition.draw import domain_transform, draw_split
 from fedmoe.partition.split import Split
-from fedmoe.training.backends import choose_backend
-from fedmoe.training.inference import Backend
+from fedmoe.training.backends import Backend, choose_backend, cohort_size, missing_kernels
+from fedmoe.training.local import LocalTrainer
 
 
 def build_split(config: ExperimentConfig, dataset: Dataset) -> Split:
     return draw_split(config.split, dataset, config.seed)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that a run needs, built once. `config` holds the backend that was chosen."""
+
+    config: ExperimentConfig
+    federation: Federation
+    expert: Network
+    gate: Network
+    algorithm: Algorithm
+    cohort_size: int | Callable[[int], int]  # how many clients are computed together, of how many that take part
+    source: "Built"
+    notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
+
+    @property
+    def backend(self) -> Backend:
+        backend = self.config.engine.backend
+        assert backend != "auto"
+        return backend
+
+
+def build(
+    config: ExperimentConfig,
+    *,
+    federation: Federation | None = None,
+    expert: ModuleOrFactory | None = None,
+    gate: ModuleOrFactory | None = None,
+    algorithm: AlgorithmFactory | None = None,
+) -> Parts:
+    """The parts of a run: run, compare, explain, audit, benchmarks and engines start from here.
+
+    Args:
+        federation: the user's own clients; the config's data and split are then not read.
+        expert, gate: the user's own modules or factories of modules.
+        algorithm: a factory of the user's own; the config's `algorithm` is then not read.
+    """
+    source = Built(federation) if federation is not None else build_federation(config)
+    whole = source.federation
+    if config.evaluation.pooled:
+        whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
+    networks = build_networks(config.model, whole, expert, gate)
+    backend = resolve_backend(config, networks)
+    made = build_algorithm(config, whole, networks, backend, algorithm)
+    slow = missing_kernels(networks, backend) if config.engine.backend == "auto" else None
+    idle = config.schedule.release and made.release is None
+    notes = (slow, f"{config.algorithm.name} has nothing to release: schedule.release does nothing." if idle else None)
+    resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
+    size = config.engine.cohort_size or cohort_size(networks, backend)
+    return Parts(resolved, whole, *networks, made, size, source, tuple(note for note in notes if note))
 
 
 class Built(NamedTuple):
@@ -98,7 +151,8 @@ def _federation_of_folder(config: ExperimentConfig) -> Federation:
     unknown = [number for number in chosen.clients if not 0 <= number < len(names)]
     if unknown:
         raise ConfigError(f"opt_out.clients={unknown[0]}, but the clients are numbered 0 to {len(names) - 1}.")
-    return federation_from_clients(clients, opted_out={names[n]: True for n in chosen.clients}, seed=config.seed)
+    opted_out = {names[number]: True for number in chosen.clients}
+    return federation_from_clients(clients, num_classes=config.data.num_classes, opted_out=opted_out, seed=config.seed)
 
 
 def build_networks(
@@ -126,43 +180,39 @@ def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Modu
 
 
 def build_algorithm(
-    config: ExperimentConfig, federation: Federation, networks: tuple[Network, Network], backend: Backend
+    config: ExperimentConfig,
+    federation: Federation,
+    networks: tuple[Network, Network],
+    backend: Backend,
+    factory: AlgorithmFactory | None = None,
 ) -> Algorithm:
-    _follow(backend, networks)
+    if backend == "native":
+        for network in networks:
+            network.go_native()
     wanted = config.schedule.clients_per_round
     _require_images(config, federation)
     setup = AlgorithmSetup(
         *networks,
-        federated=config.training.federated,
-        local=config.training.local,
-        personal=config.training.personal,
+        federated=LocalTrainer(config.training.federated, backend),
+        local=LocalTrainer(config.training.local, backend),
+        personal=LocalTrainer(config.training.personal, backend),
         clients_per_round=None if wanted == "all" else wanted,
-        backend=backend,
         num_clients=federation.num_clients,
         num_classes=federation.num_classes,
-        make_network=lambda outputs: _router(config, federation, outputs, backend),
         input_shape=federation.input_shape,
-        unlabelled_new_clients=_unlabelled_newcomers(federation),
+        unlabelled_new_clients=_unlabelled_new_clients(federation),
         release=config.schedule.release,
         side_values=federation.side_values,
     )
-    return find(config.algorithm.name).factory(config.algorithm.options(), setup)
+    algorithm = factory(setup) if factory else find(config.algorithm.name).factory(config.algorithm.options(), setup)
+    for exchanges in (algorithm.round, algorithm.after_rounds, algorithm.delivery):
+        names = [exchange.name for exchange in exchanges]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"two exchanges of {config.algorithm.name} share a name: {names}. Name each differently.")
+    return algorithm
 
 
-def _router(config: ExperimentConfig, federation: Federation, outputs: int, backend: Backend) -> Network:
-    router = Network(lambda: _model(config.model, federation, outputs), "router", federation.input_shape)
-    _follow(backend, [router])
-    return router
-
-
-def _follow(backend: Backend, networks: Iterable[Network]) -> None:
-    """Make the networks answer the way that was chosen."""
-    if backend == "native":
-        for network in networks:
-            network.go_native()
-
-
-def _unlabelled_newcomers(federation: Federation) -> tuple[ClientId, ...]:
+def _unlabelled_new_clients(federation: Federation) -> tuple[ClientId, ...]:
     """By the length of their masks: nothing is read or prepared for this."""
     unseen = range(federation.num_clients, federation.num_clients + federation.num_unseen)
     return tuple(client for client in unseen if not len(federation.load(client).train_opted_in))

@@ -1,31 +1,23 @@
-"""The command line: parses, shows progress, prints. Everything it does can be done from Python."""
+"""The command line: parses, shows progress, prints. Everything it does can be done from Python.
+
+Each command imports what it needs when it is called: `--help`, `--version` and `data list` do not wait for torch.
+"""
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedmoe import display
-from fedmoe.assembly import build_federation
-from fedmoe.audit import LABELS_FILE, audit_labels
-from fedmoe.comparison import compare_events, members
-from fedmoe.config import ExperimentConfig, read_config
-from fedmoe.data.download import get
-from fedmoe.data.loading import data_folder, list_sources
-from fedmoe.errors import ConfigError, FedmoeError
-from fedmoe.experiment import Stopped, run_events
-from fedmoe.explain import explain
-from fedmoe.interrupts import stop_on_signals
-from fedmoe.report.comparability import check_together
-from fedmoe.report.curves import learning_curve
-from fedmoe.report.figures import class_counts, trade_off
-from fedmoe.result import Result
-from fedmoe.storage.files import write_atomically
-from fedmoe.storage.rundir import read_results
+from fedmoe.errors import ConfigError, FedmoeError, RunError, Stopped
+from fedmoe.paths import expanded
+
+if TYPE_CHECKING:
+    from fedmoe.config import ExperimentConfig
 
 console = Console(stderr=False)
 app = typer.Typer(
@@ -43,12 +35,37 @@ audit_app = typer.Typer(
 )
 app.add_typer(audit_app, name="audit")
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see the folder configs/.")]
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="CONFIG", parser=expanded, help="A TOML file; see the folder configs/.")
+]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")
 ]
-Directory = Annotated[Path | None, typer.Option("--dir", help="Where the run lives. Default: runs/<name>.")]
+Directory = Annotated[
+    Path | None, typer.Option("--dir", parser=expanded, metavar="FOLDER", help="Default: runs/<name>.")
+]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option("--folder", parser=expanded, metavar="FOLDER", help="Where data sets are. Default: $FEDMOE_DATA."),
+]
 Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes. Default: one per core.", min=1)]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        import fedmoe
+
+        console.print(f"fedmoe {fedmoe.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command(name="run")
@@ -61,25 +78,33 @@ def run_command(
       fedmoe run configs/digits.toml
       fedmoe run configs/digits.toml --set algorithm.name=fine_tuned --set seed=1 --dir runs/mine
     """
+    from fedmoe.display.progress import RunProgress
+    from fedmoe.experiment import run_events
+    from fedmoe.interrupts import stop_on_signals
+    from fedmoe.result import Result
+
     chosen = _read(config, changes, workers)
     home = directory or Path("runs") / chosen.name
-    with stop_on_signals() as request, display.RunProgress(console) as progress:
+    with stop_on_signals() as request, RunProgress(console) as progress:
         for event in run_events(chosen, home, command=_command(), should_stop=request):
             progress.show(chosen.algorithm.name, event)
             if isinstance(event, Result):
                 result = event
-    _print_results([result.data], home, chosen.name)
+    _report([result.data], home, chosen.name)
 
 
 @app.command(name="compare")
 def compare_command(
     config: ConfigPath,
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas. Default: the seed of the config.")] = "",
     algorithms: Annotated[
         str, typer.Option(help="Algorithms, separated by commas. Default: `compare` of the config.")
     ] = "",
     changes: Changes = None,
-    directory: Directory = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", parser=expanded, metavar="FOLDER", help="Default: runs/<name>-comparison."),
+    ] = None,
     workers: Workers = None,
 ) -> None:
     """Train several algorithms on one split and the same seeds; one table, with intervals over seeds.
@@ -88,21 +113,31 @@ def compare_command(
       fedmoe compare configs/digits.toml
       fedmoe compare configs/digits.toml --seeds 0,1,2,3 --algorithms fedavg,fine_tuned,specialist_mixture
     """
+    numbers = _seeds(seeds)
+    from fedmoe.comparison import compare_events, members
+    from fedmoe.display.progress import RunProgress
+    from fedmoe.interrupts import stop_on_signals
+    from fedmoe.storage.results import read_results
+
     if algorithms:
         changes = [*(changes or []), f"compare={[name.strip() for name in algorithms.split(',')]}"]
     chosen = _read(config, changes, workers)
-    home = directory or Path("runs") / chosen.name
-    numbers = _seeds(seeds) or [chosen.seed]
-    with stop_on_signals() as request, display.RunProgress(console) as progress:
+    # A folder of its own: runs/<name> is the home of `fedmoe run` with the same config.
+    home = directory or Path("runs") / f"{chosen.name}-comparison"
+    numbers = numbers or [chosen.seed]
+    with stop_on_signals() as request, RunProgress(console) as progress:
         for member, event in compare_events(chosen, home, numbers, command=_command(), should_stop=request):
             progress.show(member.label, event)
-    _print_results([read_results(member.directory) for member in members(chosen, home, numbers)], home, chosen.name)
+    _report([read_results(member.directory) for member in members(chosen, home, numbers)], home, chosen.name)
 
 
 @app.command(name="report")
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
-    directory: Annotated[Path, typer.Option("--dir", help="Where the page, the table and the figures go.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", parser=expanded, help="Folders of finished runs.")],
+    directory: Annotated[
+        Path,
+        typer.Option("--dir", parser=expanded, metavar="FOLDER", help="Where the page, the table and the figures go."),
+    ],
     title: Annotated[str, typer.Option(help="What the page is called.")] = "Runs",
 ) -> None:
     """One table and one page of runs that were made one by one, here or on other machines.
@@ -111,41 +146,50 @@ def report_command(
 
     Example: fedmoe report runs/fedavg-s0 runs/fedmix-s0 runs/fedavg-s1 runs/fedmix-s1 --dir runs/together
     """
+    from fedmoe.report.comparability import check_together
+    from fedmoe.storage.results import read_results
+
     results = [read_results(run) for run in runs]
     check_together(results, runs)
-    _print_results(results, directory, title)
+    _report(results, directory, title)
 
 
 @app.command(name="explain")
 def explain_command(config: ConfigPath, changes: Changes = None, workers: Workers = None) -> None:
-    """Which way of training a config takes on this machine, why, and about how long its rounds will last.
+    """Which training backend a config takes on this machine, why, and about how long its rounds will last.
 
     Example: fedmoe explain configs/digits.toml
     """
-    console.print(display.explanation(explain(_read(config, changes, workers))))
+    from fedmoe.display.tables import explanation_table
+    from fedmoe.explain import explain
+
+    console.print(explanation_table(explain(_read(config, changes, workers))))
 
 
 @data_app.command(name="list")
-def data_list(
-    folder: Annotated[Path | None, typer.Option(help="Where data sets are. Default: $FEDMOE_DATA.")] = None,
-) -> None:
+def data_list(folder: DataFolder = None) -> None:
     """What can be loaded by name, and whether its files are here.
 
     Example: fedmoe data list --folder ~/data
     """
-    console.print(display.data_table(list_sources(folder), data_folder(folder)))
+    from fedmoe.data.available import data_folder, list_sources
+    from fedmoe.display.tables import data_table
+
+    console.print(data_table(list_sources(folder), data_folder(folder)))
 
 
 @data_app.command(name="get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="A name of `fedmoe data list`.")],
-    folder: Annotated[Path | None, typer.Option(help="Where to put it. Default: $FEDMOE_DATA.")] = None,
+    name: Annotated[str, typer.Argument(help="A name of `fedmoe data list`.")], folder: DataFolder = None
 ) -> None:
     """Download a data set from its publisher, with checksum; a broken download goes on where it stopped.
 
     Example: fedmoe data get cifar10 --folder ~/data
     """
-    with display.DownloadProgress(console) as progress:
+    from fedmoe.data.download import get
+    from fedmoe.display.progress import DownloadProgress
+
+    with DownloadProgress(console) as progress:
         home = get(name, folder, progress.show)
     console.print(f"{name} is in [bold]{escape(str(home))}[/bold]")
 
@@ -154,17 +198,25 @@ def data_get(
 def data_show(
     config: ConfigPath,
     changes: Changes = None,
-    picture: Annotated[Path | None, typer.Option(help="Also write the class counts as an SVG picture.")] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(parser=expanded, metavar="FILE", help="Also write the class counts as an SVG picture."),
+    ] = None,
 ) -> None:
     """Draw the split of a config: class counts per client, sizes, and how much clients overlap.
 
     Example: fedmoe data show configs/digits.toml --picture split.svg
     """
+    from fedmoe.assembly import build_federation
+    from fedmoe.display.tables import split_facts, split_table
+    from fedmoe.report.figures import class_counts
+    from fedmoe.storage.files import write_atomically
+
     built = build_federation(_read(config, changes, None))
     if built.split is None or built.class_counts is None:
         raise ConfigError("this config has no split of one labelled data set to draw.")
-    console.print(display.split_table(built.class_counts, built.class_names, built.split.num_clients))
-    console.print(display.split_facts(built.split, built.class_counts))
+    console.print(split_table(built.class_counts, built.class_names, built.split.num_clients))
+    console.print(split_facts(built.split, built.class_counts))
     if picture:
         write_atomically(picture, class_counts(built.class_counts.tolist(), list(built.class_names)).encode())
         console.print(f"Picture: [bold]{escape(str(picture))}[/bold]")
@@ -172,8 +224,8 @@ def data_show(
 
 @audit_app.command(name="labels")
 def audit_labels_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    clients: Annotated[int, typer.Option(help="How many clients to look at, drawn by the seed.", min=1)] = 100,
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=expanded, help="The folder of a run.")],
+    clients: Annotated[int, typer.Option(help="How many clients to audit, drawn by the seed.", min=1)] = 100,
 ) -> None:
     """How much of each client's label distribution the server could read off its updates.
 
@@ -182,11 +234,20 @@ def audit_labels_command(
 
     Example: fedmoe audit labels runs/digits
     """
-    console.print(display.audit_table(audit_labels(run, clients)))
+    _require_one_run(run)
+    from fedmoe.audit import LABELS_FILE, audit_labels
+    from fedmoe.display.tables import audit_table
+
+    found = audit_labels(run, clients)
+    for note in found.get("notes", ()):
+        console.print(escape(note), style="yellow", highlight=False)
+    console.print(audit_table(found))
     console.print(f"Every client: [bold]{escape(str(run / LABELS_FILE))}[/bold]")
 
 
-def _read(config: Path, changes: list[str] | None, workers: int | None) -> ExperimentConfig:
+def _read(config: Path, changes: list[str] | None, workers: int | None) -> "ExperimentConfig":
+    from fedmoe.config import read_config
+
     extra = [f"engine.workers={workers}"] if workers else []
     return read_config(config, [*(changes or []), *extra])
 
@@ -195,25 +256,29 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of whole numbers such as 0,1,2", param_hint="--seeds") from None
+        raise ConfigError(f"--seeds {text!r} is no list of whole numbers. Write it as --seeds 0,1,2.") from None
 
 
-def _print_results(results: list[dict[str, object]], home: Path, title: str) -> None:
-    console.print(display.score_table(results, title))
-    pages = {
-        "report.html": display.html_report(results, title),
-        "table.md": display.markdown_table(results),
-        "trade_off.svg": trade_off(results),
-        "accuracy_against_rounds.svg": learning_curve(results, "own", "round"),
-        "accuracy_against_bytes.svg": learning_curve(results, "own", "bytes"),
-        "newcomer_against_rounds.svg": learning_curve(results, "pooled", "round"),
-        "newcomer_against_bytes.svg": learning_curve(results, "pooled", "bytes"),
-    }
-    home.mkdir(parents=True, exist_ok=True)
-    for name, page in pages.items():
-        if page:  # a curve needs runs that were looked at on the way
-            write_atomically(home / name, page.encode())
-    console.print(f"Report: [bold]{escape(str(home / 'report.html'))}[/bold]")
+def _require_one_run(folder: Path) -> None:
+    from fedmoe.report.comparability import find_runs
+
+    runs = find_runs(folder)
+    if folder not in runs and runs:
+        raise RunError(
+            f"{folder} is not one run but holds {len(runs)}: {', '.join(map(str, runs[:20]))}"
+            f"{', …' if len(runs) > 20 else ''}. Name one of them."
+        )
+
+
+def _report(results: Sequence[dict[str, Any]], home: Path, title: str) -> None:
+    from fedmoe.display.tables import score_table
+    from fedmoe.report.notes import notes
+    from fedmoe.report.write import write_report
+
+    console.print(score_table(results, title))
+    for note in notes(results):
+        console.print(escape(note), style="yellow" if note.startswith("Warning") else "dim", highlight=False)
+    console.print(f"Report: [bold]{escape(str(write_report(results, home, title)))}[/bold]")
 
 
 def _command() -> str:
@@ -221,7 +286,7 @@ def _command() -> str:
 
 
 def main() -> None:
-    """Errors that a user can mend are explained, not traced (exit code 2); a stopped run exits with 130."""
+    """Errors that a user can fix are explained, not traced (exit code 2); a stopped run exits with 130."""
     try:
         app()
     except Stopped as stop:

@@ -1,31 +1,38 @@
 """One validated TOML file describes a run. Unknown keys are refused, and the nearest known one is named."""
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
     ValidationError,
+    field_validator,
+    model_serializer,
     model_validator,
 )
 
+from fedmoe.aggregation.server_optimizer import ServerOptimizer
 from fedmoe.algorithms.catalog import CATALOG, find
+from fedmoe.config_errors import OLD_KEYS, explain, nearest, renamed_key, renamed_value, require_finite
 from fedmoe.errors import ConfigError
 from fedmoe.models.settings import MlpModel, ModelConfig
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
+from fedmoe.paths import expanded
+from fedmoe.setting_types import Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
 from fedmoe.training.settings import LocalTraining
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
-CHOICES = {"split": "kind", "model": "name"}  # sections of several kinds, and the key that says which
+PATHS = (("data", "folder"), ("opt_out", "masks"))  # in a file they are relative to that file
+RECORDED = "recorded"  # the table that a run adds to its own config.toml: facts, no settings
+
+# Absolute, so that the config which a run records means the same files wherever it is read again.
+FilePath = Annotated[Path, AfterValidator(lambda path: expanded(path).absolute())]
 
 
 class Section(BaseModel):
@@ -34,35 +41,44 @@ class Section(BaseModel):
 
 class DataConfig(Section):
     name: str = "digits"
-    folder: Path | None = None  # default: the environment variable FEDMOE_DATA
+    folder: FilePath | None = None  # default: the environment variable FEDMOE_DATA
     vocabulary_size: PositiveInt = 20_000  # of word-level text: ids that a model knows, made from opted-in text only
+    num_classes: PositiveInt | None = None  # of npz data; default: as opted-in training and validation rows show
+
+    @model_validator(mode="after")
+    def _named_sets_know_their_classes(self) -> "DataConfig":
+        if self.num_classes is not None and self.name != "npz":
+            raise ConfigError(f"data.num_classes is for data.name='npz'; {self.name!r} has its own. Remove it.")
+        return self
 
 
 class Rule(Section):
     """Records whose `field` ("label" or a column of the data set) has one of these values are opted out."""
 
     field: str
-    values: tuple[int, ...]
+    values: tuple[Int, ...]
 
 
 class OptOutConfig(Section):
     client_fraction: Fraction = 0.0
-    clients: tuple[int, ...] = ()
+    clients: tuple[Int, ...] = ()
     record_fraction: Fraction = 0.0
     rules: tuple[Rule, ...] = ()
-    masks: Path | None = None  # an .npz file: for each client id a bool array over its training rows, True is opted in
+    masks: FilePath | None = None  # an .npz file: for each client id a bool array over its training rows, True is in
 
 
 class AlgorithmChoice(BaseModel):
-    """A name of the catalog, and that algorithm's own settings beside it."""
+    """A name of the catalog, and that algorithm's own settings beside it, defaults included."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "specialist_mixture"
     label: str | None = None  # what tables, figures and folders call it, where one algorithm is compared with itself
 
     @model_validator(mode="after")
-    def _settings_are_known(self) -> "AlgorithmChoice":
-        self.options()
+    def _settings_are_known_and_complete(self) -> "AlgorithmChoice":
+        options = self.options()
+        assert self.model_extra is not None  # extra="allow"
+        self.model_extra.update(TypeAdapter(type(options)).dump_python(options, mode="json"))
         return self
 
     @property
@@ -70,16 +86,27 @@ class AlgorithmChoice(BaseModel):
         """What its runs in a comparison are called on disk."""
         return re.sub(r"[^\w.=-]+", "_", self.label or self.name)
 
+    @staticmethod
+    def more_keys() -> list[str]:
+        return [name for entry in CATALOG.values() for name in entry.config.__dataclass_fields__]
+
     def options(self) -> Any:
-        kind = find(self.name).config
-        known = list(getattr(kind, "__dataclass_fields__", {}))
-        for key in self.model_extra or {}:
+        if (new := renamed_value("algorithm.name", self.name)) is not None:
+            raise ConfigError(f"algorithm.name={self.name!r} is now called {new!r}.")
+        kind, given = find(self.name).config, self.model_extra or {}
+        known = getattr(kind, "__dataclass_fields__", {})
+        for key, value in given.items():
             if key not in known:
-                raise ConfigError(f"algorithm.{key} is not a setting of {self.name}. {_nearest(key, known)}")
+                if f"algorithm.{key}" in OLD_KEYS:
+                    raise ConfigError(renamed_key(f"algorithm.{key}", value))
+                raise ConfigError(f"algorithm.{key} is not a setting of {self.name}. {nearest(key, list(known))}")
+            if isinstance(value, bool) and "bool" not in str(known[key].type):  # pydantic would take true for 1
+                raise ConfigError(f"algorithm.{key}={str(value).lower()} is a boolean, and the setting is none.")
+        require_finite(given, "algorithm")
         try:
-            return kind(**(self.model_extra or {}))
+            return kind(**given)
         except ValidationError as error:
-            raise ConfigError(_explain(error, "algorithm.")) from error
+            raise ConfigError(explain(error, AlgorithmChoice, "algorithm.")) from error
 
 
 class TrainingConfig(Section):
@@ -93,20 +120,33 @@ class TrainingConfig(Section):
 class ScheduleConfig(Section):
     rounds: PositiveInt = 50
     clients_per_round: PositiveInt | Literal["all"] = 5
+    min_clients: PositiveInt = 1  # a round with fewer accepted updates is abandoned: the state stays as it was
+    max_abandoned_rounds: PositiveInt = 10  # in a row; then the run stops with an error
     checkpoint_every: PositiveInt = 1
-    release: bool = False  # let an algorithm collect the private parts that it declares as a gift
-    max_update_norm: PositiveFloat | None = None  # an update that moved further is refused
+    release: bool = False  # let an algorithm collect the private parts that it declares for release
+    max_update_norm: PositiveFloat | None = None  # an update that moved further is rejected
+    # For every algorithm that has such a setting and does not set it itself; none: each algorithm's own default.
+    server_optimizer: ServerOptimizer | None = None
 
 
 class EvaluationConfig(Section):
     clients: PositiveInt | None = None  # personalise and score this many, drawn by the seed; default: all
+    clients_asked: Literal["all", "opted_in", "none"] = "all"  # who is asked for scores; they leave the client
     every: PositiveInt | None = None  # score the state of every so many rounds too, and of the last: a learning curve
-    pooled: PositiveInt | None = (
-        None  # score a new client without data on up to so many of everyone's validation examples
-    )
+    pooled: PositiveInt | None = None  # score a new client without data on so many of everyone's validation examples
+
+    @model_validator(mode="after")
+    def _a_curve_needs_scores(self) -> "EvaluationConfig":
+        if self.every and self.clients_asked == "none":
+            raise ConfigError(
+                f"evaluation.every={self.every} asks clients for scores on the way, but evaluation.clients_asked is "
+                "'none'. Leave evaluation.every away, or ask 'opted_in' or 'all' clients."
+            )
+        return self
 
 
 class EngineConfig(Section):
+    name: Literal["embedded"] = "embedded"
     workers: PositiveInt | None = None  # default: one per core
     backend: Literal["auto", "native", "batched", "sequential"] = "auto"
     cohort_size: PositiveInt | None = None  # clients trained together: 1 sequential, 16 batched
@@ -126,40 +166,107 @@ class ExperimentConfig(Section):
     engine: EngineConfig = EngineConfig()
     compare: tuple[str | AlgorithmChoice, ...] = ("fedavg", "local_only", "fine_tuned", "specialist_mixture")
 
+    @field_validator("name")
+    @classmethod
+    def _is_a_place_below_runs(cls, name: str) -> str:
+        parts = name.split("/")
+        if any(not re.fullmatch(r"[\w.=+ -]+", part) or set(part) <= {".", " "} for part in parts):
+            raise ConfigError(
+                f"name={name!r} cannot name a folder below runs/. Use letters, digits and . _ - = + (and / between "
+                "parts); elsewhere a run lives with --dir."
+            )
+        return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_server_optimizer_for_all(cls, table: Any) -> Any:
+        """An algorithm's own setting comes first; one that has no such setting is left alone."""
+        if not isinstance(table, Mapping) or not isinstance(schedule := table.get("schedule"), Mapping):
+            return table
+        optimizer = schedule.get("server_optimizer")
+        compared = table.get("compare", cls.model_fields["compare"].default)
+        if not (_is_server_optimizer(optimizer) and isinstance(compared, list | tuple)):
+            return table  # nothing to apply, or a mistake that is found under its own key
+        return {
+            **table,
+            "algorithm": _with_server_optimizer(table.get("algorithm", {}), optimizer),
+            "compare": [_with_server_optimizer(one, optimizer) for one in compared],
+        }
+
     @model_validator(mode="after")
-    def _compared_are_known(self) -> "ExperimentConfig":
+    def _sections_fit_together(self) -> "ExperimentConfig":
         folders = [choice.folder for choice in self.choices()]
         for name in folders:
             if folders.count(name) > 1:
                 raise ConfigError(f"compare has {name!r} more than once. Give each a label of its own: label = '...'.")
+        if self.data.name == "npz" and "split" in self.model_fields_set:
+            raise ConfigError(
+                "data.name='npz' has one file per client, so there is nothing to split. Remove the section [split]."
+            )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_used(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        table: dict[str, Any] = write(self)
+        if self.data.name == "npz":
+            table.pop("split", None)
+        return table
 
     def choices(self) -> list[AlgorithmChoice]:
         """What `fedmoe compare` trains, one after the other."""
         return [AlgorithmChoice(name=one) if isinstance(one, str) else one for one in self.compare]
 
 
+def _is_server_optimizer(value: Any) -> bool:
+    try:
+        TypeAdapter(ServerOptimizer).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def _with_server_optimizer(choice: Any, optimizer: Any) -> Any:
+    if isinstance(choice, AlgorithmChoice):
+        choice = choice.model_dump(exclude_unset=True)
+    table = {"name": choice} if isinstance(choice, str) else choice
+    if not isinstance(table, Mapping) or "server_optimizer" in table:
+        return choice
+    entry = CATALOG.get(table.get("name", AlgorithmChoice.model_fields["name"].default))
+    has_one = entry is not None and "server_optimizer" in entry.config.__dataclass_fields__
+    return {**table, "server_optimizer": optimizer} if has_one else choice
+
+
 def read_config(path: Path, changes: Sequence[str] = ()) -> ExperimentConfig:
-    """Read a TOML file and apply `key.sub=value` changes, whose values are TOML too (or plain text)."""
+    """Read a TOML file and apply `key.sub=value` changes, whose values are TOML too (or plain text).
+
+    Paths in the file are relative to the file, paths in a change to the current folder.
+    """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the config {path} cannot be read: {error.strerror}. Name an existing TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the config {path} is not valid TOML: {error}.") from error
+    for section, key in PATHS:
+        inner = table.get(section)
+        if isinstance(inner, dict) and isinstance(inner.get(key), str):
+            inner[key] = str(path.parent / expanded(inner[key]))
     for change in changes:
         _apply(table, change)
     return parse_config(table)
 
 
 def parse_config(table: Mapping[str, Any]) -> ExperimentConfig:
+    """A config from what a TOML file holds. The table [recorded] of a run's own config.toml is not read."""
+    table = {key: value for key, value in table.items() if not (key == RECORDED and isinstance(value, Mapping))}
     for section, default in (("split", {"kind": "majority"}), ("model", {"name": "mlp"})):
         if isinstance(given := table.get(section), Mapping):
             table = {**table, section: {**default, **given}}
+    require_finite(table)
     try:
         return ExperimentConfig.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from error
+        raise ConfigError(explain(error, ExperimentConfig)) from error
 
 
 def _apply(table: dict[str, Any], change: str) -> None:
@@ -176,49 +283,3 @@ def _apply(table: dict[str, Any], change: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {change!r}: {parent!r} is a value, not a section.")
     table[last] = value
-
-
-def _explain(error: ValidationError, prefix: str = "") -> str:
-    """The first fault, in the user's words: key, value, why, what to do."""
-    fault = error.errors()[0]
-    place = [str(part) for part in fault["loc"]]
-    choice = place.pop(1) if not prefix and len(place) > 1 and place[0] in CHOICES else None
-    key = prefix + ".".join(place)
-    if fault["type"] == "union_tag_invalid":
-        named = fault["ctx"]
-        options = re.findall(r"'(\w+)'", named["expected_tags"])
-        return f"{key}.{CHOICES[key]}={named['tag']!r} is not known. {_nearest(named['tag'], options)}"
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        if choice:
-            beside = f"beside {place[0]}.{CHOICES[place[0]]}={choice!r}"
-            return f"the config key {key!r} is not known {beside}. {_nearest(key, _keys_beside(place[0], choice))}"
-        return f"the config key {key!r} is not known. {_nearest(key, known_keys())}"
-    value = fault.get("input")
-    shown = "" if isinstance(value, dict) else f"={value!r}"
-    return f"{key}{shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}."
-
-
-def _nearest(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, 1, cutoff=0.4)
-    return f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(known) or 'none'}."
-
-
-def known_keys(model: type[BaseModel] = ExperimentConfig, prefix: str = "") -> list[str]:
-    """Every key that a config file may hold, dotted."""
-    keys: list[str] = []
-    for name, field in model.model_fields.items():
-        keys.append(prefix + name)
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                keys += known_keys(kind, f"{prefix}{name}.")
-            elif kind is LocalTraining:
-                keys += [f"{prefix}{name}.{inner}" for inner in LocalTraining.__dataclass_fields__]
-    if model is AlgorithmChoice:
-        keys += [prefix + name for entry in CATALOG.values() for name in entry.config.__dataclass_fields__]
-    return sorted(set(keys))
-
-
-def _keys_beside(section: str, choice: str) -> list[str]:
-    kinds = get_args(ExperimentConfig.model_fields[section].annotation)
-    chosen = [kind for kind in kinds if kind.model_fields[CHOICES[section]].default == choice]
-    return [key for kind in chosen for key in known_keys(kind, f"{section}.")]

@@ -1,4 +1,4 @@
-"""Errors that a user can mend: each says what is wrong, which value, why, and what to do.
+"""Errors that a user can fix: each says what is wrong, which value, why, and what to do.
 
 The command line prints them without a traceback and exits with 2; anything else is a defect of ours.
 """
@@ -22,3 +22,7 @@ class MessageError(FedmoeError):
 
 class RunError(FedmoeError):
     """A run directory, checkpoint or worker that cannot go on."""
+
+
+class Stopped(RunError):  # noqa: N818 (it is no error that a user stops a run)
+    """The user asked the run to stop; it can be resumed."""

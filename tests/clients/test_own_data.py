@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -41,14 +43,14 @@ class Endless(IterableDataset):
 
 
 @settings(deadline=None)
-@given(size=st.integers(1, 40), validation=st.floats(0, 0.99), test=st.floats(0, 0.99), seed=st.integers(0, 2**40))
-def test_a_cut_loses_no_row_doubles_none_and_always_trains_on_one(size, validation, test, seed):
+@given(size=st.integers(1, 40), validation=st.floats(0, 0.4), test=st.floats(0, 0.4), seed=st.integers(0, 2**40))
+def test_a_cut_loses_no_row_doubles_none_and_leaves_some_to_train(size, validation, test, seed):
     federation = federation_from_clients(
         {"ada": rows(size)}, num_classes=2, validation_share=validation, test_share=test, seed=seed
     )
     record = federation.load(0)
     assert sorted(numbers(record.train) + numbers(record.validation) + numbers(record.test)) == list(range(size))
-    assert len(record.train.y) >= 1
+    assert len(record.train.y) >= (1 if size < 10 else 2)
     for part in record[:3]:
         assert (part.y == part.x[:, 0].long() % 2).all()
         assert part.counts == len(part.y)
@@ -69,7 +71,7 @@ def test_the_cut_goes_by_seed_and_name_and_not_by_who_else_is_there():
 def test_unseen_clients_are_numbered_last_and_keep_their_names():
     federation = federation_from_clients(three_clients(), unseen=["ada"])
     assert (federation.num_clients, federation.num_unseen) == (2, 1)
-    assert [federation.name_of(client) for client in range(3)] == ["bob", "cy", "ada"]
+    assert list(federation.names) == ["bob", "cy", "ada"]
     assert federation.number_of("ada") == 2
     assert federation.participants.tolist() == [0, 1]
     assert max(numbers(federation.load(2).train)) < 10
@@ -110,10 +112,54 @@ def test_token_ids_stay_integers_and_doubles_become_floats():
     assert federation_from_clients({"ada": (rows(10)[0].double(), rows(10)[1])}).load(0).train.x.dtype == torch.float32
 
 
-def test_the_number_of_classes_is_the_highest_label_of_all_plus_one():
-    assert federation_from_clients({"ada": rows(6), "bob": rows(30, classes=7)}).num_classes == 7
+def test_the_number_of_classes_is_that_of_shared_labels_unless_it_is_declared():
+    assert federation_from_clients({"ada": rows(6), "bob": rows(70, classes=7)}).num_classes == 7
     assert federation_from_clients({"ada": rows(6)}, num_classes=10).num_classes == 10
     assert federation_from_clients({"ada": rows(6)}, global_test=rows(5, classes=5)).num_classes == 5
+
+
+class TestPrivateRecordsShapeNothing:
+    """Of the federation, that is: what is sent has its number of classes and of values of side information."""
+
+    def clients(self, label, site):
+        x, y, side = sided(20)
+        private_y, private_side = y.clone(), {"site": side["site"].clone()}
+        private_y[4], private_side["site"][4] = label, site
+        return {"ada": (x, y, side), "bob": (x, private_y, private_side)}
+
+    PRIVATE: ClassVar = {
+        "an opted-out client": {"opted_out": {"bob": True}},
+        "an opted-out record": {"opted_out": {"bob": [row == 4 for row in range(20)]}},
+        "an unseen client": {"unseen": ["bob"]},
+    }
+
+    @pytest.mark.parametrize("private", PRIVATE.values(), ids=PRIVATE)
+    def test_a_label_beyond_is_refused_until_it_is_declared(self, private):
+        clients = self.clients(label=6, site=0)
+        with pytest.raises(
+            DataError, match=r"client 'bob', .* has a label 6, .* go up to 1, .*Declare num_classes=7\."
+        ):
+            federation_from_clients(clients, **private)
+        assert federation_from_clients(clients, num_classes=7, **private).num_classes == 7
+
+    @pytest.mark.parametrize("private", PRIVATE.values(), ids=PRIVATE)
+    def test_side_information_beyond_is_refused_until_it_is_declared(self, private):
+        clients = self.clients(label=0, site=9)
+        with pytest.raises(DataError, match=r"client 'bob', .* has 'site' 9, .*Declare side_values={'site': 10}\."):
+            federation_from_clients(clients, test_share=0, **private)
+        declared = federation_from_clients(clients, side_values={"site": 10}, test_share=0, **private)
+        assert declared.side_values == {"site": 10}
+
+    def test_a_test_row_beyond_is_refused_too(self):
+        clients = {"ada": {"train": rows(10), "test": with_label(3, 5)}}
+        with pytest.raises(DataError, match=r"client 'ada', test has a label 5"):
+            federation_from_clients(clients)
+
+    def test_what_is_declared_must_be_there(self):
+        with pytest.raises(DataError, match=r"side_values: the name 'sit' is not known. Did you mean 'site'"):
+            federation_from_clients({"ada": sided(10)}, side_values={"sit": 3})
+        with pytest.raises(DataError, match=r"client 'ada', train has 'site' 2, beyond side_values={'site': 2}"):
+            federation_from_clients({"ada": sided(10)}, side_values={"site": 2})
 
 
 def test_the_digest_tells_data_labels_masks_and_roles_apart():
@@ -171,7 +217,7 @@ class TestOptOut:
 class TestGlobalTest:
     def test_it_is_balanced_as_far_as_the_test_rows_go(self):
         labels = torch.tensor([0] * 30 + [1] * 8 + [2] * 10)
-        parts = {"train": rows(2), "test": (torch.arange(48.0)[:, None].expand(48, 3), labels)}
+        parts = {"train": rows(6, classes=3), "test": (torch.arange(48.0)[:, None].expand(48, 3), labels)}
         global_test = federation_from_clients({"ada": parts, "bob": parts}).global_test
         assert torch.bincount(global_test.y).tolist() == [32, 16, 20]
         assert (labels[global_test.x[:, 0].long()] == global_test.y).all()
@@ -182,6 +228,12 @@ class TestGlobalTest:
         assert whose.any() and not whose.all()
         own = numbers(federation.load(0).test) + numbers(federation.load(1).test)
         assert set(numbers(federation.global_test)) <= set(own)
+
+    def test_rows_of_clients_and_records_that_opted_out_stay_with_their_client(self):
+        clients = {name: rows(40, start) for name, start in (("ada", 0), ("bob", 1000), ("cy", 2000))}
+        out = {"bob": True, "ada": [row % 2 == 0 for row in range(40)]}
+        pooled = numbers(federation_from_clients(clients, opted_out=out, unseen=["cy"], num_classes=2).global_test)
+        assert pooled and all(number < 1000 and number % 2 for number in pooled)
 
     def test_it_may_be_given(self):
         federation = federation_from_clients(three_clients(), global_test=rows(4, 900))
@@ -252,6 +304,19 @@ def test_a_name_that_nobody_has_is_refused_and_the_nearest_named(argument):
         federation_from_clients(three_clients(), **{argument: {"1234": True}})
 
 
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ({"validation_share": 0.5, "test_share": 0.5}, "leave nothing to train on"),
+        ({"validation_share": 0.6, "test_share": 0.7}, "leave nothing to train on"),
+        ({"validation_share": 0.5, "test_share": 0.45}, "client 'bob' has 20 rows.* leave one of them for training"),
+    ],
+)
+def test_shares_that_leave_no_training_data_are_refused(shares, words):
+    with pytest.raises(DataError, match=words):
+        federation_from_clients({"bob": rows(20)}, **shares)
+
+
 @pytest.mark.parametrize("shares", [{"test_share": 1.0}, {"validation_share": -0.1}, {"test_share": float("nan")}])
 def test_a_share_is_a_share(shares):
     with pytest.raises(DataError, match=next(iter(shares))):
@@ -288,7 +353,7 @@ class TestSideInformation:
     @pytest.mark.parametrize(
         ("bob", "complaint"),
         [
-            (rows(10), r"client 'bob', train has side information \[\], but client 'ada' has \['site'\]"),
+            (rows(10), r"client 'bob', train has side information \[\], but client 'ada', train has \['site'\]"),
             (sided(10, ward=np.zeros(10)), r"client 'bob', train has side information \['site', 'ward'\]"),
             ({"train": sided(8), "validation": rows(4)}, r"client 'bob', validation has side information \[\]"),
             (sided(10, site=np.zeros(9)), r"client 'bob': 'site' has shape \(9,\), for 10 rows"),

@@ -17,16 +17,18 @@ from torch.func import vmap
 from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
 from fedmoe.aggregation.expert_observation import ExpertSubset, Observation, observe_experts
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup, Exchange, NoReport, Nothing, uniform_sample
+from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, uniform_sample
 from fedmoe.algorithms.catalog import Entry
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.clients.federation import side_by_side
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, Tree
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.batch import Batch, Loss, Trainable
 from fedmoe.training.classifier import ClassifierLoss, log_probs
 from fedmoe.training.fit import Group, Schedule, fit
-from fedmoe.training.inference import Batch, Loss, Trainable, clients_of, per_example
+from fedmoe.training.inference import clients_of
 from fedmoe.training.optimizers import Sgd
 from fedmoe.wire import message
 
@@ -107,7 +109,7 @@ def chosen_experts(config: ChosenExpertsConfig, setup: AlgorithmSetup) -> Algori
         local_update=lambda b, c, data, _rng: choose_experts(setup, b, c, data),
         aggregate=unchanged,
         update_like=lambda _: Choice(torch.zeros(NUM_CHOSEN, dtype=torch.int64)),
-        fault=lambda choice, _sent: (
+        rejection=lambda choice, _sent: (
             None if 0 <= choice.experts.min() <= choice.experts.max() < NUM_EXPERTS else "no such expert"
         ),
         broadcast_type=RouterDown,
@@ -184,7 +186,7 @@ def summed_scores(setup: AlgorithmSetup, router_S: Tensors, examples: Examples) 
     def shares(router: Tensors, batch: Batch) -> Tensor:
         return scores_of(setup.gate, router, batch.x).softmax(-1)
 
-    return per_example(shares, router_S, examples, setup.backend).sum(1)
+    return setup.federated.per_example(shares, router_S, examples).sum(1)
 
 
 def choose_experts(
@@ -208,7 +210,7 @@ def train_chosen(
         "experts": Group(shared.experts, own_losses(setup) if alone else mixed, data.train, Sgd(0.2)),
         "router": Group(client.router, naming_losses(setup) if alone else mixed, data.train, Sgd(config.router_rate)),
     }
-    fitted = fit(groups, setup.federated.schedule, rng, setup.backend, frozen={"expert_ids": shared.expert_ids}).params
+    fitted = setup.federated.fit(groups, rng, frozen={"expert_ids": shared.expert_ids}).params
     counts_S = data.train.counts.to(torch.float32)
     return client, Trained(fitted["experts"], fitted["router"], counts_S), NoReport()
 
@@ -354,7 +356,7 @@ def gradient_of_general(
 ) -> tuple[Nothing, Gradient, NoReport]:
     """One step of length 1 from where the general model is; half of the records are the gate's."""
     group = Group(shared.general, ClassifierLoss(setup.expert), halves(data.train)[0], Sgd(1.0))
-    moved = fit({"model": group}, Schedule(batch_size=4, steps=1), rng, setup.backend).params["model"]
+    moved = fit({"model": group}, Schedule(batch_size=4, steps=1), rng, setup.federated.backend).params["model"]
     return client, Gradient(trees.tree_map(torch.sub, shared.general, moved)), NoReport()
 
 
@@ -391,7 +393,7 @@ def evolve(
         "gate": Group(personal.gate, losses, for_gate, Sgd(config.rate), batch_term=imbalance),
     }
     schedule = Schedule(batch_size=4, steps=1)
-    trained = fit(groups, schedule, rng, setup.backend, frozen=shared.general).params
+    trained = fit(groups, schedule, rng, setup.federated.backend, frozen=shared.general).params
     return PrivatePersonal(trained["private"], trained["gate"])
 
 
@@ -523,13 +525,13 @@ def train_held(
         "experts": Group(shared.experts, losses, data.train, Sgd(0.2)),
         "gates": Group(client.gates, losses, data.train, Sgd(0.5)),
     }
-    trained = fit(groups, setup.federated.schedule, rng, setup.backend).params
+    trained = setup.federated.fit(groups, rng).params
     counts_S = data.train.counts.to(torch.float32)
 
     def shares(gates: Tensors, batch: Batch) -> Tensor:
         return scores_of(setup.gate, gates, batch.x).softmax(-1)
 
-    usage_SK = per_example(shares, trained["gates"], data.train, setup.backend).sum(1) / counts_S[:, None].clamp(min=1)
+    usage_SK = setup.federated.per_example(shares, trained["gates"], data.train).sum(1) / counts_S[:, None].clamp(min=1)
     return PrivateGates(trained["gates"]), TrainedExperts(trained["experts"], usage_SK, counts_S), NoReport()
 
 
@@ -567,7 +569,7 @@ def fit_gates(
 ) -> PrivateGates:
     """On all records, experts frozen."""
     groups = {"gates": Group(client.gates, held_losses(setup), data.train, Sgd(0.5))}
-    trained = fit(groups, setup.personal.schedule, rng, setup.backend, frozen=shared.experts).params
+    trained = setup.personal.fit(groups, rng, frozen=shared.experts).params
     return PrivateGates(trained["gates"])
 
 

@@ -22,6 +22,7 @@ from builders import (
     PLAIN,
     SOME_OPTED_OUT,
     UNSEEN,
+    Around,
     Backwards,
     Outcome,
     Spy,
@@ -42,10 +43,9 @@ from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.core_types import ClientId, Examples, Tensors
 from fedmoe.encoding import decode_tensors
-from fedmoe.engines.session import Transport
-from fedmoe.engines.worker import find_exchange
+from fedmoe.engines.protocol import Transport, exchanges_of
 from fedmoe.errors import MessageError
-from fedmoe.training.inference import Backend
+from fedmoe.training.backends import Backend
 
 ENTRIES = CATALOG | PROBES
 TALKATIVE = [name for name, entry in ENTRIES.items() if entry.factory(entry.config(), tiny_setup()).round]
@@ -72,7 +72,8 @@ def every_way(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def exchanges(algorithm: Algorithm) -> list[Exchange]:
     others = [algorithm.validation.exchange] if algorithm.validation else []
-    return [*algorithm.round, *algorithm.delivery, *others, *([algorithm.release] if algorithm.release else [])]
+    others += [algorithm.release] if algorithm.release else []
+    return [*algorithm.round, *algorithm.after_rounds, *algorithm.delivery, *others]
 
 
 # One definition, three ways
@@ -160,7 +161,7 @@ def leaked(outcome: Outcome, spy: Spy) -> list[str]:
 
 
 def exchange_of(algorithm: Algorithm, asked: dict[str, Any]) -> Exchange:
-    return find_exchange(algorithm, asked["phase"], asked["index"])
+    return exchanges_of(algorithm, asked["phase"])[asked["index"]]
 
 
 @every_algorithm
@@ -180,7 +181,7 @@ def test_the_manifest_counts_what_really_passed(name: str, tmp_path: Path) -> No
         for which in header["broadcast_index"] if header["do"] == "exchange" else ():
             kind = exchange_of(algorithm, header).broadcast_type
             down.update(wire.by_expert(kind, decode_tensors(blobs[which])).keys())
-    for kept in outcome.kept.values():
+    for kept in outcome.delivered.values():
         down.update(wire.by_expert(type(kept), trees.to_named(kept)).keys())
 
     assert up == times(outcome.manifest["sent_by_clients"])
@@ -332,11 +333,12 @@ def test_one_record_is_enough_to_take_part(name: str, tmp_path: Path) -> None:
 # A bad client
 
 
-class Tamper:
+class Tamper(Around):
     """A transport on whose way one client's updates of the rounds are changed."""
 
     def __init__(self, inner: Transport, client: ClientId, change: Callable[[Tensors], Tensors]) -> None:
-        self.inner, self.client, self.change = inner, client, change
+        super().__init__(inner)
+        self.client, self.change = client, change
 
     def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
         for index, answer in self.inner.run(frames):
@@ -376,7 +378,7 @@ def test_a_bad_update_is_refused_and_the_round_goes_on(name: str, reason: str, t
     (refusal,) = outcome.manifest["rejected"]
     assert (refusal["round"], refusal["client"]) == (1, bad)
     assert reason in refusal["reason"]
-    assert outcome.records[0].refused == 1
+    assert outcome.records[0].rejected == 1
     (exchange,) = [one for one in algorithm.round if one.name == refusal["exchange"]]
     accepted = outcome.manifest["messages_of_client"]
     assert all(exchange.name in accepted[str(client)] for client in PARTICIPANTS if client != bad)
@@ -386,4 +388,6 @@ def test_a_bad_update_is_refused_and_the_round_goes_on(name: str, reason: str, t
 
 
 def server_weights(outcome: Outcome) -> list[Tensor]:
-    return [tensor for tree in outcome.kept.values() for tensor in trees.leaves(tree) if tensor.is_floating_point()]
+    return [
+        tensor for tree in outcome.delivered.values() for tensor in trees.leaves(tree) if tensor.is_floating_point()
+    ]

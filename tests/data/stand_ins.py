@@ -14,7 +14,7 @@ import torch
 
 from fedmoe.data.images import writer_bytes
 from fedmoe.data.registry import SOURCES
-from fedmoe.data.source_spec import Source
+from fedmoe.data.source_spec import SourceSpec
 
 FROM_FILES = [name for name, source in SOURCES.items() if source.folder]
 TRAIN_ROWS, TEST_ROWS = 12, 6
@@ -75,7 +75,7 @@ def writers() -> tuple[bytes, str]:
     return file.getvalue(), hashlib.sha256(writer_bytes(tensors)).hexdigest()
 
 
-def content_of(source: Source, file: str) -> bytes:
+def content_of(source: SourceSpec, file: str) -> bytes:
     rows = TEST_ROWS if file.startswith(("t10k", "test")) or "_test" in file else TRAIN_ROWS
     if source.format in ("idx", "idx by writer"):
         return writers()[0] if file == "writers.npz" else idx(rows, 28, 28) if "images" in file else idx(rows)
@@ -97,7 +97,7 @@ def unpacked(file: str, content: bytes) -> bytes:
     return lzma.decompress(content) if file.endswith(".xz") else content
 
 
-def stand_in(name: str) -> Source:
+def stand_in(name: str) -> SourceSpec:
     """The source as it would be if the stand-ins were the published files."""
     source = SOURCES[name]
     checksums = {}

@@ -9,10 +9,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmoe.data.formats import CIFAR_RECORD, read_cifar, read_idx
+from fedmoe.data.formats import CIFAR_RECORD, LARGEST, parse_cifar, parse_idx, read_content
 from fedmoe.errors import DataError
 
 ANY_TMP = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def read_idx(path: Path, largest: int = LARGEST) -> torch.Tensor:
+    return parse_idx(read_content(path, largest), path)
+
+
+def read_cifar(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    return parse_cifar(read_content(path), path)
 
 
 def idx_bytes(values: np.ndarray) -> bytes:

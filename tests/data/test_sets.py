@@ -96,7 +96,7 @@ class TestWriters:
 class TestSyntheticRegression:
     def test_two_users_draw_points_of_the_function(self):
         data = load_dataset("synthetic_regression")
-        assert (data.task, data.num_classes, data.input_shape) == ("regression", 0, (2,))
+        assert (data.num_classes, data.input_shape) == (0, (2,))
         for table, rows in ((data.train, 3000), (data.test, 500)):
             assert table.fields["user"].bincount().tolist() == [rows, rows]
             assert (table.x.dtype, table.y.dtype) == (torch.float32, torch.float32)

@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from fedmoe.errors import DataError, MessageError
 from fedmoe.models.images import LeNet, SmallCNN, mlp
 from fedmoe.native.kernel import Kernel
-from fedmoe.native.program import program_of
+from fedmoe.native.program import Unsupported, program_of
 
 # How much farther from float64 than PyTorch's own float32 the kernels may be. Both sum the same products in different
 # orders, so neither is always the nearer one.
@@ -251,5 +251,34 @@ def test_words_without_a_row_examples_of_another_shape_and_foreign_parameters_ar
             kernel(params, torch.tensor([[0, 0, 0, word]]))
     with pytest.raises(DataError, match=r"shape \(4,\) are expected"):
         kernel(params, torch.zeros(2, 3, dtype=torch.int64))
-    with pytest.raises(MessageError, match="of another model"):
-        kernel([params[0][:, :4], *params[1:]], torch.zeros(2, 4, dtype=torch.int64))
+    words = torch.zeros(2, 4, dtype=torch.int64)
+    with pytest.raises(MessageError, match=r"0\.weight is float32 of shape \(7, 4\).*\(7, 5\).*of another model"):
+        kernel([params[0][:, :4], *params[1:]], words)
+    for dtype in (torch.float64, torch.int32):
+        with pytest.raises(MessageError, match=r"0\.weight is \w+64|0\.weight is int32"):
+            kernel([params[0].detach().to(dtype), *params[1:]], words)
+    with pytest.raises(DataError, match=r"these are torch\.float32"):
+        kernel(params, words.float())
+
+
+def test_parameters_for_fewer_items_than_there_are_examples_for_are_refused():
+    kernel, params = kernel_of(mlp((4,), 3, ()), (4,))
+    with pytest.raises(MessageError, match=r"1\.weight is float32 of shape \(2, 3, 4\).*\(3, 3, 4\)"):
+        kernel([p.expand(2, *p.shape) for p in params], torch.zeros(3, 5, 4))
+
+
+def test_gradients_of_another_shape_or_dtype_are_refused():
+    kernel, params = kernel_of(mlp((4,), 3, ()), (4,))
+    scores, tape, images = kernel.forward(torch.zeros(2, 4), params, keep=True)
+    for wrong in (torch.zeros(2, 2), torch.zeros(1, 3), torch.zeros(2, 3).double()):
+        with pytest.raises(MessageError, match="the gradient by the scores"):
+            kernel.backward(images, tape, wrong, params, input_too=False)
+    with pytest.raises(MessageError, match="the tape"):
+        kernel.backward(images, tape[:-1], torch.zeros_like(scores), params, input_too=False)
+
+
+def test_an_embedding_with_more_rows_than_floats_count_is_left_to_pytorch():
+    with torch.device("meta"):
+        module = nn.Sequential(nn.EmbeddingBag(2**24 + 1, 1), nn.Linear(1, 2))
+    with pytest.raises(Unsupported, match="more than float32 counts exactly"):
+        program_of(module, (4,))

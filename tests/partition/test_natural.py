@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fedmoe.errors import ConfigError
 from fedmoe.partition.natural import split_by_field
-from fedmoe.partition.per_client_holdout import Cut
+from fedmoe.partition.per_client_holdout import HoldoutSizes
 from fedmoe.partition.split import Split
 
 TEST = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 60))
@@ -69,12 +69,12 @@ def test_fixed_sizes_are_met_where_rows_suffice():
 
 
 def test_short_clients_are_cut_in_proportion():
-    train, validation, test = Cut(50, 0, 350).sizes(np.array([40, 400, 1000]))
+    train, validation, test = HoldoutSizes(50, 0, 350).sizes(np.array([40, 400, 1000]))
     assert train.tolist() == [5, 50, 50] and test.tolist() == [35, 350, 350] and not validation.any()
 
 
 def test_shares_are_met_and_training_takes_the_rest():
-    train, validation, test = Cut(validation_share=0.1, test_share=0.25).sizes(np.array([100, 10]))
+    train, validation, test = HoldoutSizes(validation_share=0.1, test_share=0.25).sizes(np.array([100, 10]))
     assert (train.tolist(), validation.tolist(), test.tolist()) == ([65, 6], [10, 1], [25, 3])
 
 

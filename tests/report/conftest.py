@@ -37,7 +37,7 @@ def result(name: str, seed: int, clients: int, unseen: int, rounds: int, classes
     rng = np.random.default_rng(seed)
     losses = 0.4 + 1.9 * np.exp(-np.arange(rounds) / 25) + rng.normal(0, 0.03, rounds)
     history = [
-        {"round": i + 1, "reports": {"training_loss": float(loss)}, "refused": 0, "seconds": 0.2}
+        {"round": i + 1, "reports": {"training_loss": float(loss)}, "rejected": 0, "seconds": 0.2}
         for i, loss in enumerate(losses)
     ]
     joins = name != "local_only"

@@ -18,7 +18,8 @@ from fedmoe.training.batches import shuffled
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Group, Schedule, fit
-from fedmoe.training.native_epochs import ends_of_batches, native_epochs
+from fedmoe.training.kernel_spec import KernelSpec
+from fedmoe.training.native_epochs import ends_of_batches, kernel_spec_of
 from fedmoe.training.native_epochs import shuffled as native_shuffled
 from fedmoe.training.optimizers import Adam, Sgd
 
@@ -145,21 +146,20 @@ def test_batches_are_those_of_the_other_ways(count, batch_size, steps):
     assert [order[a:b].tolist() for a, b in zip(begin, ends.tolist(), strict=True)] == [b.tolist() for b in batches]
 
 
-def native_of(group, more=()):
-    groups = {"model": group, **dict(more)}
-    empty = {key: {} for key in groups}
-    return native_epochs(groups, empty, empty, empty, 2, Streams(0, "test", 1, (0,)), {})
+def reason_of(group, more=()):
+    return kernel_spec_of({"model": group, **dict(more)}, {})
 
 
-def test_whatever_is_more_than_one_networks_cross_entropy_goes_step_by_step():
+def test_whatever_is_more_than_one_networks_cross_entropy_goes_step_by_step_and_says_why():
     loss = ClassifierLoss(make_network(native=True))
     group = Group({}, loss, side_by_side([rows(2, 0)]), Sgd(0.1))
-    assert native_of(group._replace(batch_term=lambda *_: torch.zeros(()))) is None
-    assert native_of(group._replace(noise=lambda *_: {})) is None
-    assert native_of(group._replace(augmentation=AUGMENTATIONS["crop_flip"])) is None
-    assert native_of(group._replace(loss=lambda *_: torch.zeros(2))) is None
-    assert native_of(group, more={"other": group}.items()) is None
-    assert native_of(group._replace(loss=ClassifierLoss(make_network(native=False)))) is None
+    assert isinstance(reason_of(group), KernelSpec)
+    assert reason_of(group._replace(batch_term=lambda *_: torch.zeros(()))) == "group 'model' has a batch_term"
+    assert reason_of(group._replace(noise=lambda *_: {})) == "group 'model' has a noise"
+    assert reason_of(group._replace(augmentation=AUGMENTATIONS["crop_flip"])) == "group 'model' has an augmentation"
+    assert "weight_decay, which the kernels do not know" in reason_of(group._replace(loss=weight_decay))
+    assert "'model', 'other' are trained together" in reason_of(group, more={"other": group}.items())
+    assert "does not run natively" in reason_of(group._replace(loss=ClassifierLoss(make_network(native=False))))
 
 
 def test_a_loss_with_more_to_it_trains_natively_step_by_step():

@@ -9,13 +9,14 @@ is the same step with another second moment, so it is corrected likewise.
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import ConfigDict, Field, PositiveFloat
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedmoe.core_types import Tensors
+from fedmoe.setting_types import PositiveFloat
 
-Decay = Annotated[float, Field(ge=0, lt=1)]
+Decay = Annotated[float, Field(strict=True, ge=0, lt=1)]
 
 DEFAULT_RATES = {"sgd": 1.0, "adam": 1e-3, "yogi": 1e-2}  # averaging; torch.optim's; Zaheer et al.
 

@@ -8,121 +8,207 @@ that it returns can depend on an opted-out record. Work on all records (`private
 state, and no function that sends anything is ever handed that.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from fedmoe.aggregation.expert_observation import Observation
-from fedmoe.core_types import ClientData, ClientId, Tree
+from fedmoe.core_types import ClientData, ClientId
 from fedmoe.errors import ConfigError
-from fedmoe.models.network import Network
 from fedmoe.partition.split import Indices
 from fedmoe.streams import Streams
-from fedmoe.training.inference import Backend
-from fedmoe.training.settings import LocalTraining
 from fedmoe.wire import message
 
 
 class Nothing(NamedTuple):
-    """A state or report with nothing in it."""
+    """A state with nothing in it."""
 
 
 @message
 class NoReport(NamedTuple):
-    """A client tells no numbers."""
+    """A client reports no numbers."""
 
 
-def one_cohort(_broadcast: Tree) -> Hashable:
+# What an exchange is made of. States and messages are an algorithm's own types, so they are `Any` here.
+
+
+class Broadcast(Protocol):
+    """What this client is sent, or None: it is not asked. Clients that get the same tensors share one encoding."""
+
+    def __call__(self, server: Any, client: ClientId, earlier_updates: Sequence[Any], /) -> Any: ...
+
+
+class LocalUpdate(Protocol):
+    """The clients' part: (new client states, updates, reports).
+
+    Updates may be a list instead of a stacked tree, one for each client, where they differ in shape: clients that send
+    different experts.
+    """
+
+    def __call__(
+        self, broadcast_S: Any, client_S: Any, opted_in: ClientData, rng: Streams, /
+    ) -> tuple[Any, Any, Any]: ...
+
+
+class Aggregate(Protocol):
+    """The server's part: a new server state. Everything is by client id, in the order of ids."""
+
+    def __call__(
+        self,
+        server: Any,
+        updates: Mapping[ClientId, Any],
+        reports: Mapping[ClientId, Any],
+        broadcasts: Mapping[ClientId, Any],
+        /,
+    ) -> Any: ...
+
+
+class UpdateLike(Protocol):
+    """What an acceptable update looks like (names, shapes, dtypes), given what the client was sent."""
+
+    def __call__(self, broadcast: Any, /) -> Any: ...
+
+
+class Rejection(Protocol):
+    """Why an update is rejected although it looks right (a choice out of range), or None."""
+
+    def __call__(self, update: Any, broadcast: Any, /) -> str | None: ...
+
+
+class CohortKey(Protocol):
+    """Clients whose broadcasts have equal keys may be trained together."""
+
+    def __call__(self, broadcast: Any, /) -> Hashable: ...
+
+
+class PrivateUpdate(Protocol):
+    """Private work beside the exchange, on all records: new personal states."""
+
+    def __call__(
+        self, broadcast_S: Any, client_S: Any, personal_S: Any, everything: ClientData, rng: Streams, /
+    ) -> Any: ...
+
+
+class Observe(Protocol):
+    """What the server can say of its experts after an aggregation, from what it was sent anyway."""
+
+    def __call__(
+        self,
+        before: Any,
+        after: Any,
+        updates: Mapping[ClientId, Any],
+        reports: Mapping[ClientId, Any],
+        broadcasts: Mapping[ClientId, Any],
+        /,
+    ) -> Observation: ...
+
+
+def one_cohort(_broadcast: Any, /) -> Hashable:
     return 0
 
 
-def no_fault(_update: Tree, _sent: Tree) -> str | None:
+def accept(_update: Any, _broadcast: Any, /) -> str | None:
     return None
 
 
 class Exchange(NamedTuple):
-    """One trip server → clients → server. A broadcast of None asks this client nothing."""
+    """One trip server → clients → server."""
 
-    name: str
-    # server, client, this client's earlier updates of the round -> Broadcast. Clients that get the same tensors share
-    # one encoding.
-    broadcast: Callable[[Any, ClientId, Sequence[Any]], Any]
-    # broadcast_S, client_S, opted-in data, rng -> (client_S, update_S, report_S); updates may be a list instead, one
-    # for each client, where they differ in shape: clients that send different experts
-    local_update: Callable[[Any, Any, ClientData, Streams], tuple[Any, Any, Any]]
-    # server, updates, reports and what was sent, each by client id in the order of ids -> server
-    aggregate: Callable[[Any, Mapping[ClientId, Any], Mapping[ClientId, Any], Mapping[ClientId, Any]], Any]
-    # what an acceptable update looks like (names, shapes, dtypes), given what the client was sent
-    update_like: Callable[[Any], Any]
+    name: str  # unlike that of any other exchange of the same round: manifests and records go by it
+    broadcast: Broadcast
+    local_update: LocalUpdate
+    aggregate: Aggregate
+    update_like: UpdateLike
     broadcast_type: type[Any]
     update_type: type[Any]
     report_type: type[Any] = NoReport
-    # update, what was sent -> why the update is refused although it looks right (a choice out of range), or None
-    fault: Callable[[Any, Any], str | None] = no_fault
-    # clients whose broadcasts have equal keys are trained together
-    cohort_key: Callable[[Any], Hashable] = one_cohort
-    # broadcast_S, client_S, personal_S, all data, rng -> personal_S: private work beside the exchange
-    private_update: Callable[[Any, Any, Any, ClientData, Streams], Any] | None = None
-    # server before and after the aggregation, then updates, reports and sent as there -> what is told of the experts
-    observe: Callable[[Any, Any, Any, Any, Any], Observation] | None = None
+    rejection: Rejection = accept
+    cohort_key: CohortKey = one_cohort
+    private_update: PrivateUpdate | None = None
+    observe: Observe | None = None
 
 
 class Validation(NamedTuple):
-    """An exchange by which the server chooses a model: after every `every` rounds and after the last."""
+    """An exchange by which the server chooses a model: after every `every` rounds and after the last.
+
+    Clients keep no state of it.
+    """
 
     exchange: Exchange
     every: int
 
 
+# What an algorithm is made of besides.
+
+
+class InitServer(Protocol):
+    def __call__(self, seed: int, /) -> Any: ...
+
+
+class Sample(Protocol):
+    """Who takes part in a round, out of the pool of opted-in clients."""
+
+    def __call__(self, server: Any, round_number: int, pool: Indices, rng: np.random.Generator, /) -> Indices: ...
+
+
+class InitClient(Protocol):
+    """A client's state before its first exchange, whose broadcast is given."""
+
+    def __call__(self, broadcast: Any, client: ClientId, seed: int, /) -> Any: ...
+
+
+class InitPersonal(Protocol):
+    """Before the first private_update. A client that was never sampled reaches `personalize` with this state."""
+
+    def __call__(self, broadcast: Any, client_state: Any, client: ClientId, seed: int, /) -> Any: ...
+
+
+class Personalize(Protocol):
+    """After the last round, on all records: what a client ends with. `personal_S` is None without `init_personal`."""
+
+    def __call__(
+        self, broadcast_S: Any, client_S: Any, personal_S: Any, everything: ClientData, rng: Streams, /
+    ) -> Any: ...
+
+
+class Predict(Protocol):
+    """Log-probabilities (B, classes) of one client; `personal` is None before personalisation."""
+
+    def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> Tensor: ...
+
+
 class Algorithm(NamedTuple):
-    """`predict(broadcast, client, personal or None, x)` gives log-probabilities; None: before personalisation."""
-
     server_type: type[Any]
-    init_server: Callable[[int], Any]
+    init_server: InitServer
     round: tuple[Exchange, ...]  # empty: clients never talk
-    # ends every run: the last broadcast is what clients keep. Clients that opted out receive it but are asked nothing.
+    # Ends every run: the last broadcast is what clients are left with. Nothing is aggregated on the way. Clients that
+    # opted out receive the last broadcast and are asked nothing.
     delivery: tuple[Exchange, ...]
-    predict: Callable[[Any, Any, Any, Tensor], Tensor]
-    sample: Callable[[Any, int, Indices, np.random.Generator], Indices]  # server, round, pool, rng -> client ids
+    predict: Predict
+    sample: Sample
     client_type: type[Any] = Nothing
-    # broadcast of the first exchange that the client takes part in, client, seed
-    init_client: Callable[[Any, ClientId, int], Any] = lambda _broadcast, _client, _seed: Nothing()
+    init_client: InitClient = lambda _broadcast, _client, _seed: Nothing()
     personal_type: type[Any] = Nothing
-    # broadcast, client state, client, seed; before the first private_update. A client that was never sampled reaches
-    # `personalize` with this state.
-    init_personal: Callable[[Any, Any, ClientId, int], Any] | None = None
-    # broadcast_S, client_S, personal_S or None, all data, rng -> personal_S
-    personalize: Callable[[Any, Any, Any, ClientData, Streams], Any] | None = None
+    init_personal: InitPersonal | None = None
+    personalize: Personalize | None = None
     validation: Validation | None = None
-    release: Exchange | None = None  # a declared gift of private parts; runs only where the config allows it
+    # After the last round, one after another, each of every client that opted in, each aggregated: calibration.
+    after_rounds: tuple[Exchange, ...] = ()
+    # Private parts that clients release to the others; runs after all that, and only where the config allows it.
+    release: Exchange | None = None
+
+    @property
+    def keeps_client_state(self) -> bool:
+        """Whether clients carry anything private from one exchange to the next."""
+        return self.client_type is not Nothing or self.init_personal is not None
 
 
-class AlgorithmSetup(NamedTuple):
-    """What a factory binds: the models, how long clients train, and how many take part."""
-
-    expert: Network
-    gate: Network
-    federated: LocalTraining  # in the rounds
-    local: LocalTraining  # from a fresh start, on the client alone
-    personal: LocalTraining  # after the rounds
-    clients_per_round: int | None  # None: everyone who opted in
-    backend: Backend
-    num_clients: int = 0
-    num_classes: int = 0
-    input_shape: tuple[int, ...] = ()  # of one example
-    unlabelled_new_clients: tuple[ClientId, ...] = ()  # unseen clients without any training example
-    release: bool = False  # whether clients will be asked for the private parts that an algorithm declares as a gift
-    make_network: Callable[[int], Network] | None = None  # the expert's architecture with other outputs: routers
-    # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.
-    side_values: Mapping[str, int] = {}
-
-
-def uniform_sample(clients_per_round: int | None) -> Callable[[Any, int, Indices, np.random.Generator], Indices]:
+def uniform_sample(clients_per_round: int | None) -> Sample:
     """Draw without replacement from the pool of opted-in clients; cost follows the sample, not the pool."""
 
-    def sample(_server: Any, _round: int, pool: Indices, rng: np.random.Generator) -> Indices:
+    def sample(_server: Any, _round: int, pool: Indices, rng: np.random.Generator, /) -> Indices:
         if clients_per_round is None:
             return pool
         if clients_per_round > len(pool):

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedmoe.algorithms.algorithm import Algorithm, AlgorithmSetup
+from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedmix.algorithm import fedmix
@@ -14,6 +14,7 @@ from fedmoe.algorithms.lg_fedavg import LgFedAvgConfig, lg_fedavg
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
 from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
 from fedmoe.algorithms.partial_personalization import PartialPersonalizationConfig
+from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.algorithms.specialist_mixture import specialist_mixture
 from fedmoe.errors import ConfigError
 

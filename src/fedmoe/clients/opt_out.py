@@ -42,7 +42,7 @@ def opt_out(
     masks: Mapping[int, Flags] | None = None,
     seed: int,
 ) -> OptOut:
-    """A record is out if anything says so: its client, a rule, the lot, or its client's mask (True keeps it in).
+    """A record is out if anything says so: its client, a rule, the draw, or its client's mask (True: opted in).
 
     `client_fraction` q leaves max(1, ceil((1 - q) n)) of the n clients that train; `record_fraction` is taken from
     every client's training and validation records. `table` holds the rows that the split points to; masks are over
@@ -50,12 +50,12 @@ def opt_out(
     """
     _require_fraction("client_fraction", client_fraction)
     _require_fraction("record_fraction", record_fraction)
-    client_opted_in = _clients_by_lot(split, client_fraction, seed)
+    client_opted_in = _draw_clients(split, client_fraction, seed)
     client_opted_in[_known_clients("clients", clients, split)] = False
     flags = {}
     for part, shards in (("train", split.train), ("validation", split.validation)):
         kept = client_opted_in[_owners(shards)]
-        kept &= _records_by_lot(shards, record_fraction, part, seed)
+        kept &= _draw_records(shards, record_fraction, part, seed)
         for field, values in rules:
             kept &= ~np.isin(_column(table, field)[shards.rows], list(values))
         flags[part] = kept
@@ -69,8 +69,8 @@ def _owners(shards: Shards) -> Indices:
     return np.repeat(np.arange(len(shards.sizes)), shards.sizes)
 
 
-def _clients_by_lot(split: Split, fraction: float, seed: int) -> Flags:
-    """Unseen clients never train, so the lot passes them by."""
+def _draw_clients(split: Split, fraction: float, seed: int) -> Flags:
+    """Unseen clients never train, so they are not drawn."""
     staying = max(1, math.ceil(round((1 - fraction) * split.num_clients, 9)))  # rounded: (1 - 0.95) * 100 is above 5
     order = numpy_stream(seed, "opt out", "clients").permutation(split.num_clients)
     opted_in = np.ones(split.num_clients + split.num_unseen, dtype=np.bool_)
@@ -78,7 +78,7 @@ def _clients_by_lot(split: Split, fraction: float, seed: int) -> Flags:
     return opted_in
 
 
-def _records_by_lot(shards: Shards, fraction: float, part: str, seed: int) -> Flags:
+def _draw_records(shards: Shards, fraction: float, part: str, seed: int) -> Flags:
     opted_in = np.ones(len(shards.rows), dtype=np.bool_)
     leaving_C = np.floor(fraction * shards.sizes + 0.5).astype(np.int64)
     for client in np.flatnonzero(leaving_C):

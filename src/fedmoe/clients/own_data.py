@@ -1,36 +1,44 @@
-"""The user's own data as a federation: one entry per client, held as given and checked row by row."""
+"""The user's own data as a federation: one entry per client, held as given.
+
+What every client must know (how many classes, how many values of side information) is taken from records that may be
+shared, never from opted-out records or unseen clients: else a model's shape, which is sent, would depend on them.
+"""
 
 import difflib
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from fedmoe import trees
-from fedmoe.clients.federation import Federation, Records, examples, take
-from fedmoe.core_types import Examples, Tensors
+from fedmoe.clients.federation import Federation, Records, examples, keep, take
+from fedmoe.clients.own_records import ExampleSource, OptedOut, read_examples, read_mask
+from fedmoe.core_types import Examples
 from fedmoe.errors import DataError
 from fedmoe.streams import torch_stream
 
-Array = Tensor | NDArray[Any]
-Rows = tuple[Array, Array] | tuple[Array, Array, Mapping[str, Array]]  # x (N, ...), y (N,), side information (N,)
-Source = Rows | Dataset[Any]
-ClientInput = Source | Mapping[str, Source]  # everything, or by part: "train", and if given "validation" and "test"
-OptedOut = bool | Sequence[bool] | Tensor
+# Everything, or by part: "train", and if given "validation" and "test".
+ClientInput = ExampleSource | Mapping[str, ExampleSource]
 PARTS = ("train", "validation", "test")
+MANY_ROWS = 10  # of so many rows, one for training is no training data
+
+
+class OwnClient(NamedTuple):
+    name: str
+    records: Records
+    test_opted_in: Tensor  # (N,) bool: test rows that may go into a test set for everyone
 
 
 def federation_from_clients(
     clients: Mapping[str, ClientInput],
     *,
     num_classes: int | None = None,
+    side_values: Mapping[str, int] | None = None,
     unseen: Collection[str] = (),
-    global_test: Source | None = None,
+    global_test: ExampleSource | None = None,
     opted_out: Mapping[str, OptedOut] | None = None,
     validation_share: float = 0.2,
     test_share: float = 0.2,
@@ -42,65 +50,69 @@ def federation_from_clients(
     such as {"angle": ...}. A test part needs none.
 
     Args:
+        num_classes: default: as many as opted-in training and validation rows of clients that take part show, and
+            the global test if one is given. A row with a higher label is then refused: declare the number.
+        side_values: how many values side information has, by name; the default is found likewise.
         unseen: clients that never train with the others; they are numbered last.
-        global_test: what every model is scored on; default: all test parts, balanced over classes as far as they go.
+        global_test: what every model is scored on; default: the opted-in test rows of clients that take part,
+            balanced over classes as far as they go. Rows of opted-out and unseen clients stay with their clients.
         opted_out: True for a whole client, or one bool per row that it gave for training, True where a row is out.
 
     >>> x, y = torch.randn(10, 4), torch.arange(10) % 2
     >>> federation = federation_from_clients({"ward": (x, y), "lab": (x, y)}, opted_out={"lab": True})
-    >>> len(federation.load(0).train.y), [federation.name_of(client) for client in federation.participants]
+    >>> len(federation.load(0).train.y), [federation.names[client] for client in federation.participants]
     (6, ['ward'])
     """
     opted_out = opted_out or {}
     _require_known("unseen", unseen, clients)
     _require_known("opted_out", opted_out, clients)
     shares = {"validation": validation_share, "test": test_share}
-    if not all(0 <= share < 1 for share in shares.values()):
-        raise DataError(f"{validation_share=} or {test_share=} is no share of the rows. Set both from 0 to below 1.")
+    _require_shares(shares)
     names = sorted(clients, key=lambda name: name in unseen)  # stable: the given order, unseen clients last
     num_clients = sum(name not in unseen for name in names)
-    records = [_records(n, clients[n], opted_out.get(n, False), shares, num_classes, seed) for n in names]
-    participants = [c for c, one in enumerate(records[:num_clients]) if bool(one.train_opted_in.any())]
+    everyone = [_client(n, clients[n], opted_out.get(n, False), shares, num_classes, seed) for n in names]
+    participants = [c for c, one in enumerate(everyone[:num_clients]) if bool(one.records.train_opted_in.any())]
     if not participants:
         raise DataError(f"none of the {len(names)} clients has a training row to share. Opt in one that is not unseen.")
-    parts = {f"client {n!r}, {p}": getattr(r, p) for n, r in zip(names, records, strict=True) for p in PARTS}
-    _require_one_kind(parts)
-    side_values = _side_values(names, records)
-    shared = _balanced(records, seed) if global_test is None else _read(global_test, "global_test", num_classes)
-    _require_one_kind(parts := {**parts, "global_test": shared})
+    sharing = [everyone[client] for client in participants]
+    given_test = None if global_test is None else read_examples(global_test, "global_test", num_classes)
+    parts = dict(_parts(everyone))
+    _require_one_kind(parts if given_test is None else {**parts, "global_test": given_test})
+    shared_test = _balanced(sharing, seed) if given_test is None else given_test
     return Federation(
         num_clients=num_clients,
         num_unseen=len(names) - num_clients,
-        num_classes=num_classes or int(torch.cat([part.y for part in parts.values()]).max()) + 1,
-        input_shape=tuple(records[0].train.x.shape[1:]),
+        num_classes=_num_classes(num_classes, sharing, given_test, parts),
+        input_shape=tuple(everyone[0].records.train.x.shape[1:]),
         participants=np.array(participants, dtype=np.int64),
-        global_test=shared,
-        load=records.__getitem__,
+        global_test=shared_test,
+        load=[one.records for one in everyone].__getitem__,
         names=names,
-        digest=_digest(num_clients, records, shared),
-        side_values=side_values,
+        digest=_digest(num_clients, [one.records for one in everyone], shared_test),
+        side_values=_side_values(side_values or {}, sharing, parts),
     )
 
 
-def _records(
+def _client(
     name: str, given: ClientInput, opted_out: OptedOut, shares: Mapping[str, float], num_classes: int | None, seed: int
-) -> Records:
+) -> OwnClient:
     whose, sources = f"client {name!r}", given if isinstance(given, Mapping) else {"train": given}
     _require_known(whose, sources, PARTS)
     if "train" not in sources:
         raise DataError(f"{whose} has no part 'train'. Give one, or a bare (x, y) that is cut for you.")
-    read = {p: _read(sources[p], whose if p == "train" else f"{whose}, {p}", num_classes) for p in sources}
+    read = {p: read_examples(sources[p], whose if p == "train" else f"{whose}, {p}", num_classes) for p in sources}
     train = read.pop("train")
     if not len(train.y):
         raise DataError(f"{whose} is empty: it has no training row. Leave it out.")
-    out_N = _mask(whose, opted_out, len(train.y))
+    out_N = read_mask(whose, opted_out, len(train.y))
     rows = _cut(len(train.y), {part: 0.0 if part in read else share for part, share in shares.items()}, seed, name)
     parts = {part: take(train, at) for part, at in rows.items()}
     out = {part: out_N[at] for part, at in rows.items()}
     for part, one in read.items():
         if len(one.y):  # an empty part is a way to ask for no cut
             parts[part], out[part] = one, out_N.all().expand(len(one.y))  # the mask says nothing of these rows
-    return Records(**parts, train_opted_in=~out["train"], validation_opted_in=~out["validation"])
+    records = Records(**parts, train_opted_in=~out["train"], validation_opted_in=~out["validation"])
+    return OwnClient(name, records, ~out["test"])
 
 
 def _cut(size: int, shares: Mapping[str, float], seed: int, name: str) -> dict[str, Any]:
@@ -109,97 +121,92 @@ def _cut(size: int, shares: Mapping[str, float], seed: int, name: str) -> dict[s
     num_validation = min(round(shares["validation"] * size), size - 1 - num_test)
     if not num_test + num_validation:
         return {"train": slice(None), "validation": slice(0, 0), "test": slice(0, 0)}
+    if size >= MANY_ROWS and size - num_test - num_validation == 1:
+        raise DataError(
+            f"client {name!r} has {size} rows, and validation_share={shares['validation']} with "
+            f"test_share={shares['test']} leave one of them for training. Lower the shares."
+        )
     order = torch.randperm(size, generator=torch_stream(seed, "own data", name))
     rows = order.split([size - num_test - num_validation, num_validation, num_test])
     return {part: at.sort().values for part, at in zip(PARTS, rows, strict=True)}
 
 
-def _read(source: Source, whose: str, num_classes: int | None) -> Examples:
-    if isinstance(source, Dataset) and hasattr(source, "__len__"):
-        source = _stacked([source[row] for row in range(len(source))], whose)
-    if not (isinstance(source, tuple | list) and len(source) in (2, 3)):
-        raise DataError(f"{whose} is a {type(source).__name__}. Give (x, y) arrays, or a torch Dataset with a length.")
-    x, y = (_tensor(array, whose) for array in source[:2])
-    if y.dim() != 1 or x.dim() < 1 or len(x) != len(y):
-        raise DataError(f"{whose}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}. Give one label number per row.")
-    x = x.to(torch.float32) if x.is_floating_point() else x
-    if not bool(x.isfinite().all()):
-        row = int((~x.isfinite()).reshape(len(x), -1).any(1).nonzero()[0])
-        raise DataError(f"{whose}, row {row}: x holds NaN or infinity (as float32). Mend or drop the row.")
-    return examples(x, _whole_numbers(y, whose, "label", num_classes), _side(source[2:], whose, len(y)))
-
-
-def _side(given: Sequence[Any], whose: str, size: int) -> Tensors:
-    if not all(isinstance(one, Mapping) for one in given):
-        raise DataError(f"{whose}: side information is a {type(given[0]).__name__}. Give a dict of arrays by name.")
-    arrays = {name: _tensor(array, f"{whose}, {name!r}") for one in given for name, array in one.items()}
-    for name, array in arrays.items():
-        if array.shape != (size,):
-            raise DataError(
-                f"{whose}: {name!r} has shape {tuple(array.shape)}, for {size} rows. Give a number per row."
-            )
-    return {name: _whole_numbers(array, whose, repr(name), None) for name, array in arrays.items()}
-
-
-def _stacked(items: Sequence[Any], whose: str) -> Rows:
-    xs, ys, sides = list[Tensor](), list[Tensor](), list[Mapping[str, Any]]()
-    for row, item in enumerate(items):
-        if not (isinstance(item, tuple | list) and len(item) in (2, 3)):
-            raise DataError(f"{whose}, row {row}: the Dataset gives a {type(item).__name__}, not a pair (x, y).")
-        for tensors, array in zip((xs, ys), item, strict=False):
-            tensors.append(_tensor(array, f"{whose}, row {row}"))
-        if not isinstance(side := item[2] if len(item) == 3 else {}, Mapping):
-            raise DataError(f"{whose}, row {row}: side information is a {type(side).__name__}, not a dict by name.")
-        sides.append(side)
-        if ys[row].dim() or xs[row].shape != xs[0].shape:
-            raise DataError(f"{whose}, row {row}: x has another shape than the first, or y is not one number.")
-        if set(sides[row]) != set(sides[0]):
-            raise DataError(
-                f"{whose}, row {row}: side information is {sorted(sides[row])}, of row 0 {sorted(sides[0])}."
-            )
-    if not xs:
-        return torch.zeros(0), torch.zeros(0)
-    side = {name: torch.stack([_tensor(one[name], whose) for one in sides]) for name in sides[0]}
-    return torch.stack(xs), torch.stack(ys), side
-
-
-def _tensor(array: Any, whose: str) -> Tensor:
-    """Shares the memory of what was given; only an array that may not be written to is copied."""
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        array = array.copy()
-    try:
-        return torch.as_tensor(array).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{whose}: a {type(array).__name__} is no array of numbers ({error}). Convert it.") from error
-
-
-def _whole_numbers(values: Tensor, whose: str, what: str, num_classes: int | None) -> Tensor:
-    number = values if values.is_floating_point() else values.to(torch.int64)
-    highest = torch.iinfo(torch.int64).max - 1 if num_classes is None else num_classes - 1
-    wrong = ((number < 0) | (number > highest) | (number != number.to(torch.int64))).nonzero()
-    if len(wrong):
-        row, upper = int(wrong[0]), "" if num_classes is None else f" to num_classes - 1 = {highest}"
-        raise DataError(f"{whose}, row {row}: the {what} is {number[row].item()}. Give integers from 0{upper}.")
-    return number.to(torch.int64)
-
-
-def _mask(whose: str, opted_out: OptedOut, size: int) -> Tensor:
-    if isinstance(opted_out, bool | np.bool_):
-        return torch.full((size,), bool(opted_out))
-    mask = _tensor(opted_out, f"opted_out of {whose}")
-    if mask.dtype != torch.bool or mask.shape != (size,):
-        kind = f"{mask.dtype} of shape {tuple(mask.shape)}, for {size} training rows"
-        raise DataError(f"opted_out of {whose} is {kind}. Give one bool per row, or True for the whole client.")
-    return mask
-
-
-def _balanced(records: Sequence[Records], seed: int) -> Examples:
-    """Rows of all test parts; no class has more of them than its even share of all."""
-    x, y = (torch.cat([getattr(one.test, field) for one in records]) for field in ("x", "y"))
+def _balanced(sharing: Sequence[OwnClient], seed: int) -> Examples:
+    """Opted-in rows of the test parts; no class has more of them than its even share of all."""
+    tests = [keep(one.records.test, one.test_opted_in) for one in sharing]
+    x, y = (torch.cat([getattr(test, field) for test in tests]) for field in ("x", "y"))
     order = torch.randperm(len(y), generator=torch_stream(seed, "own data", "global test"))
     even = len(y) // max(1, len(y.unique()))
     chosen = torch.cat([order[:0], *(order[y[order] == label][:even] for label in y.unique())]).sort().values
     return examples(x[chosen], y[chosen])
+
+
+def _parts(clients: Sequence[OwnClient]) -> Iterator[tuple[str, Examples]]:
+    for one in clients:
+        for part in PARTS:
+            yield f"client {one.name!r}, {part}", getattr(one.records, part)
+
+
+def _shared_rows(sharing: Sequence[OwnClient]) -> Iterator[Examples]:
+    """What may shape a message: opted-in training and validation rows of clients that take part."""
+    for one in sharing:
+        yield keep(one.records.train, one.records.train_opted_in)
+        yield keep(one.records.validation, one.records.validation_opted_in)
+
+
+def _num_classes(
+    declared: int | None, sharing: Sequence[OwnClient], given_test: Examples | None, parts: Mapping[str, Examples]
+) -> int:
+    if declared is not None:
+        return declared  # every label was compared with it when it was read
+    labels = torch.cat([rows.y for rows in _shared_rows(sharing)] + ([] if given_test is None else [given_test.y]))
+    known = int(labels.max()) + 1
+    for whose, part in parts.items():
+        if len(part.y) and int(part.y.max()) >= known:
+            raise DataError(_beyond(whose, "a label", int(part.y.max()), known, "num_classes={}"))
+    return known
+
+
+def _side_values(
+    declared: Mapping[str, int], sharing: Sequence[OwnClient], parts: Mapping[str, Examples]
+) -> dict[str, int]:
+    """How many values each piece of side information has; whatever is trained on must have all of them."""
+    trained = {whose: part for whose, part in parts.items() if not whose.endswith(", test")}
+    first, known = next((whose, sorted(part.extra)) for whose, part in trained.items())
+    for whose, part in trained.items():
+        if sorted(part.extra) != known:
+            raise DataError(
+                f"{whose} has side information {sorted(part.extra)}, but {first} has {known}. "
+                "Give all training and validation rows the same."
+            )
+    _require_known("side_values", declared, known)
+    shared = list(_shared_rows(sharing))
+    found = {kind: int(torch.cat([rows.extra[kind] for rows in shared]).max()) + 1 for kind in known}
+    values = {**found, **declared}
+    for whose, part in trained.items():
+        for kind in known:
+            if not len(part.y) or (most := int(part.extra[kind].max())) < values[kind]:
+                continue
+            if kind in declared:
+                raise DataError(f"{whose} has {kind!r} {most}, beyond side_values={dict(declared)}. Declare more.")
+            raise DataError(_beyond(whose, f"{kind!r}", most, values[kind], f"side_values={{{{{kind!r}: {{}}}}}}"))
+    return values
+
+
+def _beyond(whose: str, what: str, value: int, known: int, declare: str) -> str:
+    return (
+        f"{whose} has {what} {value}, but the rows that may be shared (opted in, for training or validation, of "
+        f"clients that take part) go up to {known - 1}, and no other row may shape the model that is sent. "
+        f"Declare {declare.format(value + 1)}."
+    )
+
+
+def _require_shares(shares: Mapping[str, float]) -> None:
+    words = " and ".join(f"{part}_share={share}" for part, share in shares.items())
+    if not all(0 <= share < 1 for share in shares.values()):
+        raise DataError(f"{words}: one is no share of the rows. Set both from 0 to below 1.")
+    if sum(shares.values()) >= 1:
+        raise DataError(f"{words} leave nothing to train on. Set them to less than 1 together.")
 
 
 def _require_one_kind(parts: Mapping[str, Examples]) -> None:
@@ -211,25 +218,11 @@ def _require_one_kind(parts: Mapping[str, Examples]) -> None:
             raise DataError(f"{whose}: x is {kind}, but of {first} {kinds[first]}. Bring all to one shape and type.")
 
 
-def _side_values(names: Sequence[str], records: Sequence[Records]) -> dict[str, int]:
-    """How many values each piece of side information has; whatever is trained on must have all of them."""
-    known = sorted(records[0].train.extra)
-    for name, one in zip(names, records, strict=True):
-        for part, rows in (("train", one.train), ("validation", one.validation)):
-            if sorted(rows.extra) != known:
-                raise DataError(
-                    f"client {name!r}, {part} has side information {sorted(rows.extra)}, but client {names[0]!r} has "
-                    f"{known}. Give all training and validation rows the same."
-                )
-    values = {kind: [rows.extra[kind] for one in records for rows in (one.train, one.validation)] for kind in known}
-    return {kind: int(torch.cat(tensors).max()) + 1 for kind, tensors in values.items()}
-
-
 def _require_known(whose: str, names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 1, cutoff=0.4)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(map(repr, known))}."
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(map(repr, known)) or 'none'}."
             raise DataError(f"{whose}: the name {name!r} is not known. {hint}")
 
 

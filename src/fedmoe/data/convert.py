@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedmoe.data.formats import REMEDY, read_content
 from fedmoe.data.images import WRITERS_FILE
 from fedmoe.data.registry import SOURCES
-from fedmoe.data.source_spec import Format, Source
+from fedmoe.data.source_spec import Format, SourceSpec
 from fedmoe.data.unpack import read_members
 from fedmoe.errors import DataError
 
@@ -21,7 +21,7 @@ QMNIST_HEAD = 12  # bytes: 0 0 12 2, then the two sizes
 Downloads = dict[str, Path]
 
 
-def convert_newsgroups(source: Source, downloads: Downloads, target: Path) -> None:
+def convert_newsgroups(source: SourceSpec, downloads: Downloads, target: Path) -> None:
     """20news-bydate-{train,test}/group/number become lines of two files, sorted by group and number."""
     (archive,) = downloads.values()
     parts: dict[str, list[tuple[str, int, str]]] = {"train": [], "test": []}
@@ -41,7 +41,7 @@ def _is_post(name: str) -> bool:
     return parts[2].isdecimal() and len(parts[2]) < 10
 
 
-def convert_writers(source: Source, downloads: Downloads, target: Path) -> None:
+def convert_writers(source: SourceSpec, downloads: Downloads, target: Path) -> None:
     """QMNIST's label files, whose test part goes on after MNIST's 10,000 digits, become columns of one file."""
     columns = dict[str, NDArray[np.int16]]()
     for part, rows in (("train", source.train_rows), ("test", source.test_rows)):
@@ -59,7 +59,7 @@ def parse_qmnist(path: Path) -> NDArray[np.int32]:
     return np.frombuffer(content, ">i4", offset=QMNIST_HEAD).reshape(rows, width).astype(np.int32)
 
 
-CONVERTERS: dict[Format, Callable[[Source, Downloads, Path], None]] = {
+CONVERTERS: dict[Format, Callable[[SourceSpec, Downloads, Path], None]] = {
     "newsgroups": convert_newsgroups,
     "idx by writer": convert_writers,
 }

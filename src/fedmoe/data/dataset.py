@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from torch import Tensor
 
@@ -43,10 +42,6 @@ class Dataset:
     prepare: Callable[[Tensor], Tensor] = unchanged
     lexicon: tuple[str, ...] | None = None  # of text: the word of each stored id, sorted; id 0 is padding
     vocabulary_size: int | None = None  # how many ids a model meets after `prepare`; None until it is limited
-
-    @property
-    def task(self) -> Literal["classification", "regression"]:
-        return "classification" if self.class_names else "regression"
 
     @property
     def num_classes(self) -> int:

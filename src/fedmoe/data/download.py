@@ -4,10 +4,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from fedmoe.data.available import VARIABLE, data_folder, find_source, missing_files
 from fedmoe.data.convert import CONVERTERS, Downloads
 from fedmoe.data.fetch import Progress, Show, fetch
-from fedmoe.data.loading import READERS, VARIABLE, data_folder, find_source, missing_files
-from fedmoe.data.source_spec import Remote, Source
+from fedmoe.data.loading import READERS
+from fedmoe.data.source_spec import Remote, SourceSpec
 from fedmoe.data.unpack import read_members
 from fedmoe.errors import DataError
 
@@ -44,7 +45,7 @@ def get(name: str, folder: Path | None = None, progress: Show = ignore) -> Path:
     return home
 
 
-def _install(source: Source, base: Path, home: Path, progress: Show) -> None:
+def _install(source: SourceSpec, base: Path, home: Path, progress: Show) -> None:
     parts = base / DOWNLOADS / home.name
     parts.mkdir(parents=True, exist_ok=True)
     needed = [remote for remote in source.remotes if not _is_here(remote, source, home)]
@@ -64,12 +65,12 @@ def _install(source: Source, base: Path, home: Path, progress: Show) -> None:
     shutil.rmtree(parts, ignore_errors=True)
 
 
-def _is_here(remote: Remote, source: Source, home: Path) -> bool:
+def _is_here(remote: Remote, source: SourceSpec, home: Path) -> bool:
     """Another data set in the same folder may have brought a file already."""
     return remote.file in source.files and (home / remote.file).is_file()
 
 
-def _fill(source: Source, downloads: Downloads, home: Path, aside: Path) -> None:
+def _fill(source: SourceSpec, downloads: Downloads, home: Path, aside: Path) -> None:
     """The complete set in the folder `aside`: files that were here, sent, unpacked, or converted."""
     for file in source.files:
         origin = home / file if (home / file).is_file() else downloads.get(file)
@@ -82,7 +83,7 @@ def _fill(source: Source, downloads: Downloads, home: Path, aside: Path) -> None
         CONVERTERS[source.format](source, downloads, aside)
 
 
-def _unpack(source: Source, remote: Remote, archive: Path, aside: Path) -> None:
+def _unpack(source: SourceSpec, remote: Remote, archive: Path, aside: Path) -> None:
     for name, content in read_members(archive, remote.members.__contains__, source.largest_file):
         (aside / remote.members[name]).write_bytes(content)
     missing = missing_files(source, aside)
@@ -90,7 +91,7 @@ def _unpack(source: Source, remote: Remote, archive: Path, aside: Path) -> None:
         raise DataError(f"{remote.url} lacks {', '.join(missing)}.")
 
 
-def _move(source: Source, aside: Path, home: Path) -> None:
+def _move(source: SourceSpec, aside: Path, home: Path) -> None:
     """At once if the folder is new; else file by file, each of them whole."""
     if not home.exists():
         aside.chmod(0o755)
@@ -100,5 +101,5 @@ def _move(source: Source, aside: Path, home: Path) -> None:
         (aside / file).replace(home / file)
 
 
-def _by_hand(source: Source, home: Path) -> str:
+def _by_hand(source: SourceSpec, home: Path) -> str:
     return f"Put {', '.join(source.files)} into {home} by hand (from {source.url})."

@@ -70,7 +70,7 @@ def fault_of(path: Path, checksum: str) -> str:
 
 
 def _attempt(remote: Remote, part: Path, show: Show) -> str:
-    """Receive what is missing; the answer is what went wrong, or nothing."""
+    """Receive what is missing; returns what went wrong, or nothing."""
     try:
         return _receive(remote, part, show)
     except HTTPError as error:
@@ -78,14 +78,14 @@ def _attempt(remote: Remote, part: Path, show: Show) -> str:
         if error.code == 416:  # nothing after what is here: it is whole, or it is not the beginning of this file
             return "" if _size(part) else "the server refuses to send it"
         if error.code in LASTING:
-            raise DataError(f"{remote.url}: the server answers {error.code} {error.reason}.") from error
-        return f"the server answers {error.code} {error.reason}"
+            raise DataError(f"{remote.url}: the server replies {error.code} {error.reason}.") from error
+        return f"the server replies {error.code} {error.reason}"
     except OSError as error:
         if error.errno in DISK:
             raise DataError(f"{part} cannot be written ({error.strerror}). Make room, then run it again.") from error
         return f"the connection failed ({getattr(error, 'reason', None) or error})"
     except HTTPException as error:
-        return f"the server's answer makes no sense ({type(error).__name__})"
+        return f"the server's reply makes no sense ({type(error).__name__})"
 
 
 def _receive(remote: Remote, part: Path, show: Show) -> str:

@@ -1,6 +1,6 @@
 """Readers of the publishers' own file formats: packed files, idx (MNIST) and CIFAR's binary records.
 
-Sizes in a header are claims: they are compared with the bytes that are really there before anything is allocated.
+Sizes in a header are not trusted: they are compared with the bytes that are really there before anything is allocated.
 """
 
 import gzip
@@ -122,11 +122,3 @@ def as_labels(values: Tensor, num_classes: int, path: Path) -> Tensor:
             f"The file is damaged or of another data set. {REMEDY}"
         )
     return values.to(torch.int64)
-
-
-def read_idx(path: Path, largest: int = LARGEST) -> Tensor:
-    return parse_idx(read_content(path, largest), path)
-
-
-def read_cifar(path: Path, largest: int = LARGEST) -> tuple[Tensor, Tensor]:
-    return parse_cifar(read_content(path, largest), path)

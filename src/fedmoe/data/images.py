@@ -10,7 +10,7 @@ from torch import Tensor
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.data.formats import REMEDY, as_labels, cifar_records, parse_cifar, parse_idx, read_content, verify
 from fedmoe.data.npz import read_npz
-from fedmoe.data.source_spec import Source
+from fedmoe.data.source_spec import SourceSpec
 from fedmoe.errors import DataError
 
 COARSE_CLASSES = 20
@@ -23,13 +23,13 @@ def scale_bytes(x: Tensor) -> Tensor:
     return x.to(torch.float32) / 127.5 - 1
 
 
-def read_idx_set(source: Source, home: Path) -> Dataset:
+def read_idx_set(source: SourceSpec, home: Path) -> Dataset:
     files = [file for file in source.files if file != WRITERS_FILE]
     train_x, train_y, test_x, test_y = (_idx_file(source, home, file) for file in files)
     return Dataset(source.name, Table(train_x, train_y), Table(test_x, test_y), source.class_names, scale_bytes)
 
 
-def read_idx_by_writer(source: Source, home: Path) -> Dataset:
+def read_idx_by_writer(source: SourceSpec, home: Path) -> Dataset:
     """MNIST with the fields `writer` (no writer is in both parts) and `hsf` (0 and 1: employees, 4: students)."""
     plain = read_idx_set(source, home)
     path = home / WRITERS_FILE
@@ -59,7 +59,7 @@ def writer_bytes(columns: dict[str, Tensor]) -> bytes:
     return b"".join(columns[name].numpy().astype("<i8").tobytes() for name in WRITER_COLUMNS)
 
 
-def read_cifar10(source: Source, home: Path) -> Dataset:
+def read_cifar10(source: SourceSpec, home: Path) -> Dataset:
     parts = []
     for file, checksum in source.files.items():
         content = read_content(home / file, source.largest_file)
@@ -70,7 +70,7 @@ def read_cifar10(source: Source, home: Path) -> Dataset:
     return Dataset(source.name, Table(x, y), Table(*test), source.class_names, scale_bytes)
 
 
-def read_cifar100(source: Source, home: Path) -> Dataset:
+def read_cifar100(source: SourceSpec, home: Path) -> Dataset:
     """Fine labels as y; the coarse ones are the field `coarse`. Copies in any order of rows are accepted."""
     rows = (source.train_rows, source.test_rows)
     files = zip(source.files, rows, strict=True)
@@ -78,7 +78,7 @@ def read_cifar100(source: Source, home: Path) -> Dataset:
     return Dataset(source.name, train, test, source.class_names, scale_bytes)
 
 
-def _cifar100_file(source: Source, path: Path, expected_rows: int) -> Table:
+def _cifar100_file(source: SourceSpec, path: Path, expected_rows: int) -> Table:
     labels, x = cifar_records(read_content(path, source.largest_file), path, num_labels=2)
     coarse = as_labels(labels[:, 0], COARSE_CLASSES, path)
     fine = as_labels(labels[:, 1], len(source.class_names), path)
@@ -101,7 +101,7 @@ def _require_one_coarse_class(fine: NDArray[np.int64], coarse: NDArray[np.int64]
         )
 
 
-def _idx_file(source: Source, home: Path, file: str) -> Tensor:
+def _idx_file(source: SourceSpec, home: Path, file: str) -> Tensor:
     """Images (N, 1, H, W) as bytes, or labels (N,) as int64. The form is checked before the checksum: it says more."""
     path = home / file
     content = read_content(path, source.largest_file)

@@ -38,7 +38,7 @@ UNSOUND = (
 
 
 def read_npz(path: Path, largest: int = LARGEST) -> Arrays:
-    """The arrays of a file by name. The archive's and the arrays' stated sizes are claims, checked before use."""
+    """The arrays of a file by name. The archive's and the arrays' stated sizes are checked before they are trusted."""
     content = read_content(path, largest)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -111,7 +111,7 @@ def _as_tensor(array: NDArray[np.generic], name: str, path: Path) -> Tensor:
     broken = (~values.isfinite()).reshape(len(values), -1).any(1).nonzero()
     if len(broken):
         raise DataError(
-            f"{path}, row {int(broken[0])}: {name} holds NaN or infinity (as float32). Mend or drop the row."
+            f"{path}, row {int(broken[0])}: {name} holds NaN or infinity (as float32). Fix or drop the row."
         )
     return values
 

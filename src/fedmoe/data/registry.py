@@ -1,12 +1,12 @@
-"""The data sets that can be named, and what their files must contain: images here, the others in `known_text`.
+"""The data sets that can be named, and what their files must contain: images here, the others in `text_registry`.
 
 Checksums are sha256 of the unpacked contents, since gzip headers differ between copies of one file. The order of
-`files` is the order of reading: training files first. To add a data set in a known format, add a Source.
+`files` is the order of reading: training files first. To add a data set in a known format, add a SourceSpec.
 """
 
 from dataclasses import replace
 
-from fedmoe.data.source_spec import Remote, Source
+from fedmoe.data.source_spec import Remote, SourceSpec
 from fedmoe.data.text_registry import TEXT_SOURCES
 
 
@@ -45,7 +45,7 @@ def _cifar_remote(file: str, folder: str, md5: str, names: tuple[str, ...]) -> t
     return (Remote(f"{CIFAR_HOST}/{file}", file, f"md5:{md5}", {f"{folder}/{name}": name for name in names}),)
 
 
-_digits = Source(
+_digits = SourceSpec(
     name="digits",
     title="Digits 8x8 (optdigits)",
     folder=None,
@@ -58,7 +58,7 @@ _digits = Source(
     cite="Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998",
     licence="CC BY 4.0",
 )
-_mnist = Source(
+_mnist = SourceSpec(
     name="mnist",
     title="MNIST",
     folder="mnist",
@@ -84,7 +84,7 @@ _mnist = Source(
         "ec29112dd5afa0611ce80d1b7f02629c",
     ),
 )
-_fashion_mnist = Source(
+_fashion_mnist = SourceSpec(
     name="fashion_mnist",
     title="Fashion-MNIST",
     folder="fashion-mnist",
@@ -110,7 +110,7 @@ _fashion_mnist = Source(
         "bb300cfdad3c16e7a12a480ee83cd310",
     ),
 )
-_cifar10 = Source(
+_cifar10 = SourceSpec(
     name="cifar10",
     title="CIFAR-10",
     folder="cifar-10-batches-bin",
@@ -151,7 +151,7 @@ _mnist_by_writer = replace(
         _qmnist_remote("qmnist-test-labels-idx2-int.gz", "5b5b05890a5e13444e108efe57b788aa"),
     ),
 )
-_cifar100 = Source(
+_cifar100 = SourceSpec(
     name="cifar100",
     title="CIFAR-100",
     folder="cifar-100-binary",

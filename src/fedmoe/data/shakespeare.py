@@ -12,7 +12,7 @@ from fedmoe.data.dataset import Dataset, Table
 from fedmoe.data.formats import REMEDY, read_content, verify
 from fedmoe.data.lexicon import FIRST_WORD, UNKNOWN, as_ids
 from fedmoe.data.lines import json_lines, require_all
-from fedmoe.data.source_spec import Source
+from fedmoe.data.source_spec import SourceSpec
 from fedmoe.errors import DataError
 
 STRIDE = 16  # every 16th character is a target: a sixteenth of the memory, and hardly any repetition within a role
@@ -24,7 +24,7 @@ class Windows(NamedTuple):
     y: NDArray[np.int64]  # (N,) place of the next character in the alphabet
 
 
-def read_shakespeare(source: Source, home: Path) -> Dataset:
+def read_shakespeare(source: SourceSpec, home: Path) -> Dataset:
     """Windows of a role's speeches joined by newlines. The last tenth of each role's windows is the test part.
 
     The field `role` is the line of the file. Each role of two characters or more has at least one window.

@@ -33,7 +33,7 @@ class Remote:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceSpec:
     """A published data set. `folder` is None if no file is needed.
 
     `files` have the sha256 of their unpacked contents, or None where copies legitimately differ: then only their

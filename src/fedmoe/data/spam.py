@@ -9,7 +9,7 @@ from torch import Tensor
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.data.formats import REMEDY, read_content, verify
 from fedmoe.data.lexicon import as_ids
-from fedmoe.data.source_spec import Source
+from fedmoe.data.source_spec import SourceSpec
 from fedmoe.errors import DataError
 
 LARGEST_WORD = 157_127  # word ids of task B go from 1 to this; the words themselves were never published
@@ -17,7 +17,7 @@ LARGEST_COUNT = (1 << 31) - 1
 LABELS = {b"-1": 0, b"1": 1}
 
 
-def read_spam(source: Source, home: Path) -> Dataset:
+def read_spam(source: SourceSpec, home: Path) -> Dataset:
     """Ids and counts (N, 2, L) int32, padded with 0; ids are those of the files plus one. The field is `inbox`.
 
     All inboxes are training rows: which mails of an inbox are tested is a matter of the split. The test part are the
@@ -31,7 +31,7 @@ def read_spam(source: Source, home: Path) -> Dataset:
     return Dataset(source.name, train, Table(*parts[-1]), source.class_names, as_ids, lexicon)
 
 
-def _read_file(source: Source, home: Path, file: str) -> tuple[Tensor, Tensor]:
+def _read_file(source: SourceSpec, home: Path, file: str) -> tuple[Tensor, Tensor]:
     path = home / file
     content = read_content(path, source.largest_file)
     lines = bytes(content).removesuffix(b"\n").split(b"\n")

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedmoe.data.dataset import Dataset, Table
-from fedmoe.data.source_spec import Source
+from fedmoe.data.source_spec import SourceSpec
 
 DRAW_SEED = 2019  # fixed: the points belong to the data set, not to a run
 MEANS = ((-2.0, 1.4), (2.0, -0.6))  # of (x, y) for the two users
@@ -13,7 +13,7 @@ DEVIATIONS = ((1.0, 2.0), (1.0, 2.0))
 TRAIN_ROWS, TEST_ROWS = 3000, 500  # of each user; the paper trains on 2500 and validates on 500
 
 
-def load_synthetic_regression(source: Source) -> Dataset:
+def load_synthetic_regression(source: SourceSpec) -> Dataset:
     """f(x, y) = 5x - 2y + 0.5y³ at points of two Gaussians, one per user, with the field `user`.
 
     The paper does not print the Gaussians. These have independent coordinates, are centred at (-2, 1.4) and (2, -0.6),

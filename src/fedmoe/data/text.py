@@ -13,23 +13,23 @@ from fedmoe.data.dataset import Dataset, Table
 from fedmoe.data.formats import REMEDY, read_content, verify
 from fedmoe.data.lexicon import as_ids, encode
 from fedmoe.data.lines import decode, json_lines, require_all, require_rows
-from fedmoe.data.source_spec import Source
+from fedmoe.data.source_spec import SourceSpec
 from fedmoe.errors import DataError
 
 BLANK_LINE = re.compile(r"\r?\n\r?\n")
 CUT_SEED = 140  # fixed: the cut into training and test part belongs to the data set, not to a run
 
-Rows = tuple[list[str], list[int]]  # texts and labels
+LabelledTexts = tuple[list[str], list[int]]
 
 
-def read_ag_news(source: Source, home: Path) -> Dataset:
+def read_ag_news(source: SourceSpec, home: Path) -> Dataset:
     """Title and description. The training file may hold any number of rows (parts of it circulate), the test all."""
     parts = [_ag_news_file(source, home, file) for file in source.files]
     require_rows(len(parts[1][1]), source.test_rows, home / list(source.files)[1])
     return _dataset(source, parts)
 
 
-def _ag_news_file(source: Source, home: Path, file: str) -> Rows:
+def _ag_news_file(source: SourceSpec, home: Path, file: str) -> LabelledTexts:
     path = home / file
     content = read_content(path, source.largest_file)
     classes = {str(number): number - 1 for number in range(1, len(source.class_names) + 1)}
@@ -53,7 +53,7 @@ def _ag_news_file(source: Source, home: Path, file: str) -> Rows:
     return texts, labels
 
 
-def read_newsgroups(source: Source, home: Path) -> Dataset:
+def read_newsgroups(source: SourceSpec, home: Path) -> Dataset:
     """Posts without their headers, which name the group. The field `group` is the label again: a natural client."""
     rows = (source.train_rows, source.test_rows)
     parts = [_newsgroups_file(source, home, *file) for file in zip(source.files, rows, strict=True)]
@@ -61,7 +61,7 @@ def read_newsgroups(source: Source, home: Path) -> Dataset:
     return _dataset(source, parts, groups)
 
 
-def _newsgroups_file(source: Source, home: Path, file: str, expected_rows: int) -> Rows:
+def _newsgroups_file(source: SourceSpec, home: Path, file: str, expected_rows: int) -> LabelledTexts:
     path = home / file
     content = read_content(path, source.largest_file)
     numbers = {name: number for number, name in enumerate(source.class_names)}
@@ -85,7 +85,7 @@ def strip_headers(post: str) -> str:
     return BLANK_LINE.split(post, maxsplit=1)[-1]
 
 
-def read_sent140(source: Source, home: Path) -> Dataset:
+def read_sent140(source: SourceSpec, home: Path) -> Dataset:
     """Tweets with the field `user`. A fixed draw of a tenth of all rows is the test part."""
     (file,) = source.files
     path = home / file
@@ -105,7 +105,7 @@ def read_sent140(source: Source, home: Path) -> Dataset:
     return _cut(source, texts, torch.tensor(labels), torch.tensor(users))
 
 
-def _cut(source: Source, texts: list[str], y: Tensor, user: Tensor) -> Dataset:
+def _cut(source: SourceSpec, texts: list[str], y: Tensor, user: Tensor) -> Dataset:
     (x,), lexicon = encode([texts], source.input_shape[0])
     draws = np.random.default_rng(CUT_SEED).random(len(texts))
     order, num_test = torch.from_numpy(np.argsort(draws, kind="stable")), len(texts) // 10
@@ -114,7 +114,7 @@ def _cut(source: Source, texts: list[str], y: Tensor, user: Tensor) -> Dataset:
     return Dataset(source.name, train, test, source.class_names, as_ids, lexicon)
 
 
-def _dataset(source: Source, parts: list[Rows], fields: list[dict[str, Tensor]] | None = None) -> Dataset:
+def _dataset(source: SourceSpec, parts: list[LabelledTexts], fields: list[dict[str, Tensor]] | None = None) -> Dataset:
     xs, lexicon = encode([texts for texts, _ in parts], source.input_shape[0])
     columns = fields or [{}, {}]
     ys = (torch.tensor(labels) for _, labels in parts)

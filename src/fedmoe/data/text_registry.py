@@ -1,6 +1,6 @@
-"""Text, mails and numbers that can be named. See `source.Source` for what the fields mean."""
+"""Text, mails and numbers that can be named. See `SourceSpec` for what the fields mean."""
 
-from fedmoe.data.source_spec import Remote, Source
+from fedmoe.data.source_spec import Remote, SourceSpec
 
 AG_NEWS_HOST = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv"
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
@@ -26,10 +26,10 @@ NEWSGROUPS = (
     "talk.politics.misc",
     "talk.religion.misc",
 )
-# The 80 characters of LEAF's Shakespeare task: fixed and public, so it tells nothing of what any role said.
+# The 80 characters of LEAF's Shakespeare task: fixed and public, so it reveals nothing of what any role said.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 
-_ag_news = Source(
+_ag_news = SourceSpec(
     name="ag_news",
     title="AG News",
     folder="ag_news_csv",
@@ -47,7 +47,7 @@ _ag_news = Source(
         Remote(f"{AG_NEWS_HOST}/test.csv", "test.csv", "md5:d52ea96a97a2d943681189a97654912d"),
     ),
 )
-_newsgroups = Source(
+_newsgroups = SourceSpec(
     name="newsgroups",
     title="20 Newsgroups (bydate)",
     folder="text",
@@ -68,7 +68,7 @@ _newsgroups = Source(
         ),
     ),
 )
-_sent140 = Source(
+_sent140 = SourceSpec(
     name="sent140",
     title="Sentiment140 by user (a part)",
     folder="text",
@@ -84,7 +84,7 @@ _sent140 = Source(
     no_remote="no publisher offers it by user in one file. Write one line per user: "
     '{"user": 7, "x": [tweets], "y": [0 or 1]}',
 )
-_shakespeare = Source(
+_shakespeare = SourceSpec(
     name="shakespeare",
     title="Shakespeare by role (next character)",
     folder="text",
@@ -117,7 +117,7 @@ INBOXES = {
     "task_b_u13_eval_lab.tf": "f024308b6454ee7735ddbfbfe87c0e011e93d15040a7181ab64680a022cb2434",
     "task_b_u14_eval_lab.tf": "a291c4b52a2445f388e17bcb2c61660287d087a94e2d1f1a6fd796b59e91dad6",
 }
-_spam = Source(
+_spam = SourceSpec(
     name="spam",
     title="ECML/PKDD 2006 spam, task B",
     folder="ecml2006",
@@ -132,7 +132,7 @@ _spam = Source(
     files={**INBOXES, "task_b_labeled_train.tf": "01b9387df5a2667f63da943a904de64724299c30090a7ed3e58c906b66bca4e5"},
     no_remote="the organisers' page is gone. Copies of the challenge's files (evaluation_data_labeled, data_task_b) do",
 )
-_synthetic_regression = Source(
+_synthetic_regression = SourceSpec(
     name="synthetic_regression",
     title="5x - 2y + 0.5y³, two users",
     folder=None,

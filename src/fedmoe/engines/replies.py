@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedmoe import trees, wire
-from fedmoe.algorithms.algorithm import Exchange, no_fault
+from fedmoe.algorithms.algorithm import Exchange, accept
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.engines.frames import Cohort
@@ -51,9 +51,9 @@ def read_replies(
     """A reply for each client of the cohort, whatever the frame holds: accepted, and counted, or rejected."""
     sent = dict(zip(cohort.clients, cohort.broadcasts, strict=True))
     try:
-        groups, blobs = _read_groups(frame, reply_to, len(sent))
+        groups, blobs = read_groups(frame, reply_to, len(sent))
     except Exception as error:
-        return dict.fromkeys(sent, Reply(_reason(error)))
+        return dict.fromkeys(sent, Reply(shown_reason(error)))
     times = Counter(client for group in groups for client in group)
     others = sorted(times.keys() - sent.keys())
     absent = Reply(f"it did not reply; client {others[0]}, which was not asked, did") if others else NO_REPLY
@@ -65,12 +65,12 @@ def read_replies(
         try:
             read = _read_group(exchange, group, sent, blob, earlier, manifest, limits)
         except Exception as error:  # of our own checks too: what a client sent must not end the run
-            read = [Reply(_reason(error))] * len(group)
+            read = [Reply(shown_reason(error))] * len(group)
         replies |= {client: reply for client, reply in zip(group, read, strict=True) if client in sent}
     return replies
 
 
-def _read_groups(frame: Bytes, reply_to: str, size: int) -> tuple[list[list[ClientId]], list[memoryview]]:
+def read_groups(frame: Bytes, reply_to: str, size: int) -> tuple[list[list[ClientId]], list[memoryview]]:
     """Clients that replied together, and the message of each group."""
     header, blobs = wire.unpack(frame, HEADER_ROOM + 64 * size)
     if "error" in header:
@@ -107,10 +107,10 @@ def _read_group(
     found = report_rejections(report_S, exchange.report_type._fields, found, limits)
     reasons = [first or second for first, second in zip(earlier, found, strict=True)]
     if all(reasons):
-        return [Reply(_reason(reason)) for reason in reasons if reason]
+        return [Reply(shown_reason(reason)) for reason in reasons if reason]
     updates = trees.unstack(trees.from_named(exchange.update_type, update_S), len(group))
     reports = trees.unstack(trees.from_named(exchange.report_type, report_S), len(group))
-    if exchange.fault is not no_fault:
+    if exchange.rejection is not accept:
         reasons = [
             reason or _own_rejection(exchange, update, broadcast)
             for reason, update, broadcast in zip(reasons, updates, sent, strict=True)
@@ -119,7 +119,7 @@ def _read_group(
     clients = [group[place] for place in accepted]
     manifest.count_up(exchange.name, exchange.update_type, clients, accepted, update_S, report_S)
     return [
-        Reply(_reason(reason)) if reason else Reply(None, update, report)
+        Reply(shown_reason(reason)) if reason else Reply(None, update, report)
         for reason, update, report in zip(reasons, updates, reports, strict=True)
     ]
 
@@ -144,12 +144,12 @@ def _check_size(message: Bytes, expected: Sequence[Tree]) -> None:
 def _own_rejection(exchange: Exchange, update: Tree, broadcast: Tree) -> str | None:
     """The algorithm's own reason. Its check may stumble on values that it did not think of."""
     try:
-        return exchange.fault(update, broadcast)
+        return exchange.rejection(update, broadcast)
     except Exception as error:
-        return _reason(error)
+        return shown_reason(error)
 
 
-def _reason(problem: str | Exception) -> str:
+def shown_reason(problem: str | Exception) -> str:
     """Short and printable, whoever wrote it: it goes to the terminal, the manifest and the report."""
     text = str(problem) if isinstance(problem, str | FedmoeError) else f"{type(problem).__name__}: {problem}"
     short = text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"
@@ -171,7 +171,9 @@ def read_header(frame: Bytes, **fields: type[Any]) -> dict[str, Any]:
     header, _ = wire.unpack(frame)
     for name, kind in fields.items():
         if type(header.get(name)) is not kind:
-            raise MessageError(f"the {name} of a reply are {_reason(repr(header.get(name)))}, not a {kind.__name__}.")
+            raise MessageError(
+                f"the {name} of a reply are {shown_reason(repr(header.get(name)))}, not a {kind.__name__}."
+            )
     return header
 
 

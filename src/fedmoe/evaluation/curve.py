@@ -6,7 +6,7 @@ from typing import Any
 
 from fedmoe.evaluation.metrics import Score
 
-# Whose answers to which data make which mean, as in the summary of a finished run.
+# Which clients on which data make which mean, as in the summary of a finished run.
 MEANS = {"own": ("own", False), "global": ("global", False), "unseen": ("own", True), "pooled": ("pooled", True)}
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-Result = dict[str, Any]
+RunRecord = dict[str, Any]  # one run, as stored in results.json
 Row = dict[str, Any]
 
 
-def summarise(results: Sequence[Result]) -> list[Row]:
-    """One row per method in the order of first appearance: own, global, unseen and union scores."""
-    methods: dict[str, list[Result]] = {}
+def summarise(results: Sequence[RunRecord]) -> list[Row]:
+    """One row per method in the order of first appearance: own, global, unseen and pooled scores."""
+    methods: dict[str, list[RunRecord]] = {}
     for result in results:
         methods.setdefault(result["title"], []).append(result)
     return [
@@ -32,7 +32,7 @@ def summarise(results: Sequence[Result]) -> list[Row]:
     ]
 
 
-def _cell(runs: Sequence[Result], *, data: str, unseen: bool) -> Row | None:
+def _cell(runs: Sequence[RunRecord], *, data: str, unseen: bool) -> Row | None:
     finals = [_accuracies(run, data, unseen, _final_model(run)) for run in runs]
     if not all(len(values) for values in finals):
         return None
@@ -68,10 +68,10 @@ def worst_decile(values: np.ndarray) -> float:
     return float(np.sort(values)[: max(1, len(values) // 10)].mean())
 
 
-def _final_model(run: Result) -> str:
+def _final_model(run: RunRecord) -> str:
     return "after" if any(score["model"] == "after" for score in run["scores"]) else "before"
 
 
-def _accuracies(run: Result, data: str, unseen: bool, model: str) -> np.ndarray:
+def _accuracies(run: RunRecord, data: str, unseen: bool, model: str) -> np.ndarray:
     chosen = (s for s in run["scores"] if s["data"] == data and s["unseen"] == unseen and s["model"] == model)
     return np.array([score["accuracy"] for score in chosen], dtype=float)

@@ -13,16 +13,18 @@ from fedmoe.core_types import Tensors
 from fedmoe.models.network import Network
 
 
-class Layer(NamedTuple):
+class LayerWeights(NamedTuple):
+    """One layer, by name."""
+
     name: str
     weights: tuple[str, ...]  # their names in the network
 
 
-def layers_of(network: Network) -> list[Layer]:
+def layers_of(network: Network) -> list[LayerWeights]:
     """Layers in order. Weights that belong to no layer, such as a bare parameter of the network, are not among them."""
     names = {id(parameter): name for name, parameter in network.module.named_parameters()}
     return [
-        Layer(name, tuple(sorted({names[id(parameter)] for parameter in layer.parameters()})))
+        LayerWeights(name, tuple(sorted({names[id(parameter)] for parameter in layer.parameters()})))
         for name, layer in _opened(network.module, "")
     ]
 

@@ -2,7 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedmoe.setting_types import PositiveInt
 
 
 class ModelSection(BaseModel):

@@ -2,7 +2,7 @@
 
 A base split says who holds which rows; `Split.domains` says which domain a client belongs to; the examples themselves
 are changed when a client's training, validation and own test examples are loaded. The global test set is left as it is.
-An image's angle is side information that a client may learn from; a client's group of labels is never told to it.
+An image's angle is side information that a client may learn from; a client's group of labels is never given to it.
 Labels that a rule of opt-out or a picture of the split reads are those of the data set, before any permutation.
 """
 

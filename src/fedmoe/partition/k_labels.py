@@ -1,7 +1,7 @@
 """Label skew by number: each client holds k labels, evenly (Dun et al. 2023: 4 of 10).
 
-Labels are dealt so that all are used alike, in proportion to the rows they have: the data can be used up, whatever the
-lot says, where the sizes are multiples of k, and nearly where they are not. Its loops over clients suit 10,000 of them.
+Labels are dealt so that all are used alike, in proportion to the rows they have: the data can be used up, whatever is
+drawn, where the sizes are multiples of k, and nearly where they are not. Its loops over clients suit 10,000 of them.
 Suffixes: C clients (anchors first, then others that train, then the unseen ones), K classes.
 """
 

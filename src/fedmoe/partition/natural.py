@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmoe.partition.per_client_holdout import Cut, split_own_rows
+from fedmoe.partition.per_client_holdout import HoldoutSizes, split_by_client
 from fedmoe.partition.quotas import offsets
 from fedmoe.partition.split import Shards, Split
 
@@ -25,12 +25,12 @@ def split_by_field(
     seed: int,
 ) -> Split:
     """`values` has one value per training row; `num_clients=None` takes all that have `min_size` rows."""
-    cut = Cut(train_size, validation_size, test_size, validation_share, test_share, min_size)
-    return split_own_rows(
+    holdout = HoldoutSizes(train_size, validation_size, test_size, validation_share, test_share, min_size)
+    return split_by_client(
         group_by_value(values),
         test_labels,
         num_classes,
-        cut,
+        holdout,
         num_clients=num_clients,
         num_unseen=num_unseen,
         global_test_size=global_test_size,

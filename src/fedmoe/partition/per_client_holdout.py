@@ -1,4 +1,4 @@
-"""Clients that come with their rows: each client's own rows are cut into training, validation and own test data.
+"""Per-client holdout: clients that come with their rows keep some of them back for validation and test.
 
 Made of whole arrays: 100,000 clients take a second or two. Suffixes: G groups of rows, C clients made of them.
 """
@@ -14,11 +14,13 @@ from fedmoe.partition.split import Indices, Shards, Split
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a client's rows are cut. A size, where given, is an upper limit and comes before the share.
+class HoldoutSizes:
+    """How many of a client's rows train, validate and test.
 
-    Without a size, validation and test take their shares of the client's rows, and training takes what is left.
-    A client with fewer rows than the sizes ask for has all parts cut in proportion; no part that is asked for is empty.
+    A size, where given, is an upper limit and comes before the share. Without a size, validation and test take their
+    shares of the client's rows, and training takes what is left.
+    A client with fewer rows than the sizes ask for has all parts reduced in proportion; no part that is asked for is
+    empty.
     """
 
     train_size: int | None = None
@@ -68,11 +70,11 @@ def _whole(exact_C: NDArray[np.float64], asked_for: bool, most_C: Indices) -> In
     return np.minimum(np.maximum(np.floor(exact_C + 0.5).astype(np.int64), int(asked_for)), most_C)
 
 
-def split_own_rows(
+def split_by_client(
     groups: Shards,
     test_labels: NDArray[np.generic],
     num_classes: int,
-    cut: Cut,
+    holdout: HoldoutSizes,
     *,
     num_clients: int | None = None,
     num_unseen: int = 0,
@@ -84,14 +86,14 @@ def split_own_rows(
     Own test data are rows of the training part that the client neither trains nor validates on. The global test set
     comes from the test part, with all classes alike as far as they reach.
     """
-    able = np.flatnonzero(groups.sizes >= cut.min_size)
-    chosen_C = _choose(able, len(groups.sizes), cut.min_size, num_clients, num_unseen, seed)
-    lot = stream(seed, "own rows").random(len(groups.rows))
+    able = np.flatnonzero(groups.sizes >= holdout.min_size)
+    chosen_C = _choose(able, len(groups.sizes), holdout.min_size, num_clients, num_unseen, seed)
+    draws = stream(seed, "own rows").random(len(groups.rows))
     owners = np.repeat(np.arange(len(groups.sizes)), groups.sizes)
-    shuffled = groups.rows[np.lexsort((lot, owners))]
+    shuffled = groups.rows[np.lexsort((draws, owners))]
     begin_C = groups.offsets[chosen_C]
     parts = []
-    for size_C in cut.sizes(groups.sizes[chosen_C]):
+    for size_C in holdout.sizes(groups.sizes[chosen_C]):
         at = offsets(size_C)
         parts.append(Shards(at, shuffled[np.repeat(begin_C - at[:-1], size_C) + np.arange(at[-1])]))
         begin_C = begin_C + size_C

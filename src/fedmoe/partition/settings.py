@@ -5,7 +5,9 @@ Values are checked where they are used, against the data: the splits say what do
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedmoe.setting_types import Float, Int, NonNegativeInt
 
 Pairs = Literal["overlapping", "disjoint"]
 
@@ -15,12 +17,12 @@ class SplitSection(BaseModel):
 
 
 class SplitSizes(SplitSection):
-    num_clients: int = 15
-    num_unseen: int = 0
-    train_size: int = 25
-    validation_size: int = 10
-    test_size: int = 100
-    global_test_size: int = 500
+    num_clients: Int = 15
+    num_unseen: Int = 0
+    train_size: Int = 25
+    validation_size: Int = 10
+    test_size: Int = 100
+    global_test_size: Int = 500
 
     @property
     def own_size(self) -> int:
@@ -34,68 +36,68 @@ class SplitSizes(SplitSection):
 
 class MajoritySplit(SplitSizes):
     kind: Literal["majority"] = "majority"
-    share: float = 0.8  # p: what the two majority classes hold together
+    share: Float = 0.8  # p: what the two majority classes hold together
     pairs: Pairs = "overlapping"
 
 
 class DirichletSplit(SplitSizes):
     kind: Literal["dirichlet"] = "dirichlet"
-    alpha: float = 0.5
-    min_size: int = 2
+    alpha: Float = 0.5
+    min_size: Int = 2
     equal_sizes: bool = False  # each client draws its own chances over classes, and as many rows as the others
 
 
 class KLabelsSplit(SplitSizes):
     kind: Literal["k_labels"] = "k_labels"
-    labels_per_client: int = 4
+    labels_per_client: Int = 4
     unseen_labels: Literal["new", "any"] = "new"  # new: sets of labels that no training client has
-    num_anchors: int = 0  # the first clients, with labels that no two of them share
-    labels_per_anchor: int = 2
+    num_anchors: Int = 0  # the first clients, with labels that no two of them share
+    labels_per_anchor: Int = 2
 
 
 class PachinkoSplit(SplitSizes):
     kind: Literal["pachinko"] = "pachinko"
-    alpha: float = 0.1  # over coarse labels
-    beta: float = 10.0  # over the fine labels of a coarse one
+    alpha: Float = 0.1  # over coarse labels
+    beta: Float = 10.0  # over the fine labels of a coarse one
 
 
 class SizeSkewSplit(SplitSizes):
     kind: Literal["size_skew"] = "size_skew"
-    sigma: float = 1.0  # of the logarithm of the sizes
-    min_size: int = 2
+    sigma: Float = 1.0  # of the logarithm of the sizes
+    min_size: Int = 2
 
 
 class DomainSplit(SplitSizes):
-    alpha: float | None = None  # label skew by Dir(alpha); none: iid, all clients of one size
-    min_size: int = 2
+    alpha: Float | None = None  # label skew by Dir(alpha); none: iid, all clients of one size
+    min_size: Int = 2
     equal_sizes: bool = False  # as in a split by Dirichlet
 
 
 class RotationSplit(DomainSplit):
     kind: Literal["rotation"] = "rotation"
-    num_angles: int = 8
-    angle_alpha: float | None = None  # none: one angle per client; else each client mixes angles by Dir(angle_alpha)
+    num_angles: Int = 8
+    angle_alpha: Float | None = None  # none: one angle per client; else each client mixes angles by Dir(angle_alpha)
 
 
 class PermutationSplit(DomainSplit):
     kind: Literal["permutation"] = "permutation"
-    num_permutations: int = 4
+    num_permutations: Int = 4
 
 
 class NaturalSplit(SplitSection):
-    """Sizes are upper limits, and come before the shares; see `own_rows.Cut`."""
+    """Sizes are upper limits, and come before the shares; see `per_client_holdout.HoldoutSizes`."""
 
     kind: Literal["natural"] = "natural"
     field: str
-    num_clients: int | None = None  # default: all with min_size rows
+    num_clients: Int | None = None  # default: all with min_size rows
     num_unseen: NonNegativeInt = 0
-    train_size: int | None = None
-    validation_size: int | None = None
-    test_size: int | None = None
-    validation_share: float = 0.1
-    test_share: float = 0.2
-    min_size: int = 10
-    global_test_size: int = 500
+    train_size: Int | None = None
+    validation_size: Int | None = None
+    test_size: Int | None = None
+    validation_share: Float = 0.1
+    test_share: Float = 0.2
+    min_size: Int = 10
+    global_test_size: Int = 500
 
 
 SplitConfig = Annotated[

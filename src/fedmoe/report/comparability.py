@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from fedmoe.errors import ConfigError
-from fedmoe.report.methods import Result
+from fedmoe.evaluation.summary import RunRecord
 
 # What may differ between two seeds of one method: it names them, or says how and not what is computed.
 FREE = ("seed", "name", "engine", "compare")
 
 
-def check_together(results: Sequence[Result], folders: Sequence[Path]) -> None:
+def check_together(results: Sequence[RunRecord], folders: Sequence[Path]) -> None:
     """Refuse runs of one title that are not the same method, a seed that is there twice, and unequal data."""
-    methods: dict[str, tuple[Result, Path]] = {}
+    methods: dict[str, tuple[RunRecord, Path]] = {}
     seeds: dict[tuple[str, int], Path] = {}
     splits: dict[int, tuple[str, Path]] = {}
     for result, folder in zip(results, folders, strict=True):
@@ -33,6 +33,13 @@ def check_together(results: Sequence[Result], folders: Sequence[Path]) -> None:
                 f"{holder} and {folder} have seed {seed} but saw different splits, so they cannot be compared. "
                 "Report them apart."
             )
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs right below it, such as those of a comparison."""
+    if (folder / "config.toml").exists() or not folder.is_dir():
+        return [folder] if folder.is_dir() else []
+    return sorted(path.parent for path in folder.glob("*/config.toml"))
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:

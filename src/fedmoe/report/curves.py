@@ -3,20 +3,25 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from fedmoe.evaluation.summary import RunRecord
 from fedmoe.report import svg
 from fedmoe.report.figures import curve
-from fedmoe.report.methods import Method, Result, group
+from fedmoe.report.methods import Method, group
 from fedmoe.report.svg import Frame, Scale
 
 GIGABYTE = 1e9
-KINDS = {"own": "clients' own test data", "unseen": "unseen clients' data", "pooled": "the pooled, for a new client"}
+KINDS = {
+    "own": "clients' own test data",
+    "unseen": "unseen clients' data",
+    "pooled": "the pooled data, for a new client",
+}
 AXES = {"round": "Round", "bytes": "GB sent, up and down →"}
 
 Point = tuple[float, float]
 
 
-def learning_curve(results: Sequence[Result], kind: str, against: str) -> str:
-    """One line per method, mean over seeds; empty where no run looked at its state."""
+def learning_curve(results: Sequence[RunRecord], kind: str, against: str) -> str:
+    """One line per method, mean over seeds; empty where no run was evaluated between rounds."""
     lines = [(method, points) for method in group(results) if (points := curve_of(method, kind, against))]
     if not lines:
         return ""
@@ -36,7 +41,7 @@ def learning_curve(results: Sequence[Result], kind: str, against: str) -> str:
 
 
 def curve_of(method: Method, kind: str, against: str) -> list[Point]:
-    """Means over the seeds, at the rounds that all of them looked at."""
+    """Means over the seeds, at the rounds in which all of them were evaluated."""
     runs = [{point["round"]: point for point in run.get("curve", ())} for run in method.runs]
     rounds = sorted(set.intersection(*(set(run) for run in runs)))
     shown = [[run[number] for run in runs] for number in rounds]

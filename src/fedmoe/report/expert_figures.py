@@ -5,21 +5,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedmoe.evaluation.summary import RunRecord
 from fedmoe.report import svg
 from fedmoe.report.figures import MOST_ROWS, cells, thin
-from fedmoe.report.methods import Result
 from fedmoe.report.svg import Frame, Scale, element, line, number, text
 
 
-def expert_load(run: Result, name: str) -> str:
+def expert_load(run: RunRecord, name: str) -> str:
     """Each expert's share of the work in every round, one line per expert."""
-    told = [(event["round"], event["experts"]["load"]) for event in run["history"] if event.get("experts")]
-    if not told or len(told[0][1]) < 2:
+    observed = [(event["round"], event["experts"]["load"]) for event in run["history"] if event.get("experts")]
+    if not observed or len(observed[0][1]) < 2:
         return ""
-    num_experts, last = len(told[0][1]), told[-1]
+    num_experts, last = len(observed[0][1]), observed[-1]
     frame = Frame(68, 36, svg.WIDTH - 16, 260)
-    x = Scale(told[0][0], max(last[0], told[0][0] + 1), frame.left, frame.right)
-    y = Scale(0, max(1.5 / num_experts, *(load for _, loads in told for load in loads)), frame.bottom, frame.top)
+    x = Scale(observed[0][0], max(last[0], observed[0][0] + 1), frame.left, frame.right)
+    y = Scale(0, max(1.5 / num_experts, *(load for _, loads in observed for load in loads)), frame.bottom, frame.top)
     return svg.document(
         name,
         "Work of each expert over rounds",
@@ -28,7 +28,7 @@ def expert_load(run: Result, name: str) -> str:
         svg.x_axis(x, frame, "Round", whole=True),
         svg.y_axis(y, frame, "Share of the work", percent=True),
         line(frame.left, y(1 / num_experts), frame.right, y(1 / num_experts), class_="lead", stroke_dasharray="2 3"),
-        *(_curve(k, [(round_, loads[k]) for round_, loads in told], x, y) for k in range(num_experts)),
+        *(_curve(k, [(round_, loads[k]) for round_, loads in observed], x, y) for k in range(num_experts)),
     )
 
 
@@ -43,8 +43,8 @@ def _curve(expert: int, loads: Sequence[tuple[int, float]], x: Scale, y: Scale) 
     )
 
 
-def assignment(run: Result, name: str) -> str:
-    """q(z|row): which expert answers for which class (or angle, or client) at the end; the darker, the more."""
+def assignment(run: RunRecord, name: str) -> str:
+    """q(z|row): which expert serves which class (or angle, or client) at the end; the darker, the more."""
     known = run.get("assignment")
     if not known or len(known["shares"][0]) < 2:
         return ""

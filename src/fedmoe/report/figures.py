@@ -2,17 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmoe.evaluation.summary import summarise
+from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import svg
 from fedmoe.report.labels import labels
-from fedmoe.report.methods import Method, Result, Row, group, own_accuracies, training_losses
+from fedmoe.report.methods import Method, Row, group, own_accuracies, training_losses
 from fedmoe.report.svg import Frame, Scale, element, line, number, text
 
 MOST_POINTS = 300
@@ -33,7 +33,7 @@ class Point(NamedTuple):
     ends: Frame
 
 
-def trade_off(results: Sequence[Result]) -> str:
+def trade_off(results: Sequence[RunRecord]) -> str:
     """What each method buys (accuracy on a client's own data) and costs (accuracy on everyone's data)."""
     rows = [(i, row) for i, row in enumerate(summarise(results)) if row["own"] and row["global"]]
     if not rows:
@@ -89,7 +89,7 @@ def _obstacles(p: Point) -> list[Frame]:
     return [Frame(p.x - 7, p.y - 7, p.x + 7, p.y + 7), across, Frame(p.x - 1, p.ends.top, p.x + 1, p.ends.bottom)]
 
 
-def training_curve(results: Sequence[Result]) -> str:
+def training_curve(results: Sequence[RunRecord]) -> str:
     """Training loss of each round; methods with the same rounds are one line."""
     shared: dict[tuple[tuple[int, float], ...], list[Method]] = {}
     for method in group(results):
@@ -133,8 +133,13 @@ def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list
     return [points[i] for i in chosen]
 
 
-def class_counts(counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> str:
-    """Training examples of each client (row) and class (column); the darker, the more."""
+def class_counts(
+    counts: Sequence[Sequence[int]], class_names: Sequence[str], client_names: Mapping[int, str] | None = None
+) -> str:
+    """Training examples of each client (row) and class (column); the darker, the more.
+
+    Clients that have no name are shown as numbers.
+    """
     shown = np.asarray(counts[:MOST_ROWS], dtype=float)
     if shown.size == 0:
         return ""
@@ -142,7 +147,10 @@ def class_counts(counts: Sequence[Sequence[int]], class_names: Sequence[str]) ->
     slanted = max(map(svg.text_width, class_names), default=0) > (svg.WIDTH - 80) / num_classes
     top, right = (96.0, svg.WIDTH - 56) if slanted else (60.0, svg.WIDTH - 16)
     tall = min(20.0, max(7.0, 320 / num_rows))
-    frame = Frame(64, top, right, top + tall * num_rows)
+    named = client_names or {}
+    clients = [svg.shorten(named.get(client, str(client)), 96) for client in range(num_rows)]
+    left = max(64.0, 30 + max(map(svg.text_width, clients)))
+    frame = Frame(left, top, right, top + tall * num_rows)
     cell = (frame.right - frame.left) / num_classes
     cut = f"Only the first {num_rows} clients are shown." if len(counts) > num_rows else ""
     return svg.document(
@@ -153,7 +161,7 @@ def class_counts(counts: Sequence[Sequence[int]], class_names: Sequence[str]) ->
         element("rect", x=frame.left, y=frame.top, width=cell * num_classes, height=tall * num_rows, class_="panel"),
         *cells(shown, frame, cell, tall),
         *_class_names(class_names, frame, cell, slanted),
-        *_client_numbers(num_rows, frame, tall),
+        *_clients(clients, frame, tall),
         _colour_key(frame, float(shown.max())),
         text(frame.left, frame.bottom + 20, cut, class_="soft"),
     )
@@ -180,10 +188,10 @@ def _class_names(names: Sequence[str], frame: Frame, cell: float, slanted: bool)
         yield text(x, y, name, "start" if slanted else "middle", class_="soft", **turn)
 
 
-def _client_numbers(num_rows: int, frame: Frame, tall: float) -> Iterator[str]:
-    for client in range(0, num_rows, max(1, math.ceil(16 / tall))):
-        yield text(frame.left - 6, frame.top + (client + 0.5) * tall + 4, client, "end", class_="soft")
-    x, y = 14.0, frame.top + num_rows * tall / 2
+def _clients(names: Sequence[str], frame: Frame, tall: float) -> Iterator[str]:
+    for row in range(0, len(names), max(1, math.ceil(16 / tall))):
+        yield text(frame.left - 6, frame.top + (row + 0.5) * tall + 4, names[row], "end", class_="soft")
+    x, y = 14.0, frame.top + len(names) * tall / 2
     yield text(x, y, "Client", "middle", transform=f"rotate(-90 {number(x)} {number(y)})")
 
 
@@ -197,7 +205,7 @@ def _colour_key(frame: Frame, most: float) -> str:
     return text(frame.left, 16, "0", class_="soft") + element("g", steps, class_="s0", fill="currentColor") + end
 
 
-def per_client(results: Sequence[Result]) -> str:
+def per_client(results: Sequence[RunRecord]) -> str:
     """Accuracy of every client on its own data: one dot per client and seed, a diamond at the mean of a method."""
     rows = [(m, pooled) for m in group(results) if (pooled := own_accuracies(m))]
     if not rows:

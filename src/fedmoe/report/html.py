@@ -1,13 +1,14 @@
-"""One page that tells a comparison: it opens without a network and holds nothing but text and our own figures."""
+"""One page that shows a comparison: it opens without a network and holds nothing but text and our own figures."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from fedmoe.evaluation.summary import summarise
+from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import curves, expert_figures, figures
-from fedmoe.report.methods import Method, Result, Row, group
+from fedmoe.report.methods import Method, Row, client_names, group, rejected_updates
+from fedmoe.report.notes import notes
 from fedmoe.report.svg import colour_rules, element, escape
 
 STYLE = (
@@ -36,7 +37,7 @@ NO_NETWORK = element(
 )
 
 
-def render(results: Sequence[Result], title: str, table: Sequence[Row] | None = None) -> str:
+def render(results: Sequence[RunRecord], title: str, table: Sequence[Row] | None = None) -> str:
     """The whole page.
 
     Args:
@@ -52,7 +53,7 @@ def render(results: Sequence[Result], title: str, table: Sequence[Row] | None = 
     ]
     body = [
         element("header", element("h1", escape(title)), _facts(results)),
-        _summary(summarise(results) if table is None else table),
+        _summary(summarise(results) if table is None else table, notes(results)),
         _figures(results),
         _learning(results),
         _experts(group(results)),
@@ -63,7 +64,7 @@ def render(results: Sequence[Result], title: str, table: Sequence[Row] | None = 
     return f"<!doctype html>\n{page}\n"
 
 
-def _facts(results: Sequence[Result]) -> str:
+def _facts(results: Sequence[RunRecord]) -> str:
     clients = {score["client"] for r in results for score in r["scores"] if not score["unseen"]}
     unseen = {s["client"] for r in results for s in r["scores"] if s["unseen"] and s["data"] == "own"}
     facts = {
@@ -82,14 +83,14 @@ def _distinct(values: Iterable[object], between: str = ", ") -> str:
     return escape(between.join(dict.fromkeys(str(value) for value in values)))
 
 
-def _summary(table: Sequence[Row]) -> str:
+def _summary(table: Sequence[Row], footnotes: Sequence[str]) -> str:
     if not table:
         return ""
     kinds = {
         "own": "Own data",
         "global": "Global test",
         "unseen": "Unseen clients",
-        "pooled": "New client on the pooled",
+        "pooled": "New client, pooled data",
     }
     kinds = {kind: name for kind, name in kinds.items() if any(row.get(kind) for row in table)}
     names = ["Method", *kinds.values(), "Spread", "Worst decile"]
@@ -100,7 +101,8 @@ def _summary(table: Sequence[Row]) -> str:
         + "".join(element("td", _percent((row.get("own") or {}).get(key))) for key in ("spread", "worst_decile"))
         for row in table
     ]
-    return element("section", element("h2", "Accuracy, in percent"), _table(names, rows, _how_to_read(table)))
+    more = "".join(element("p", escape(words), class_="note") for words in footnotes)
+    return element("section", element("h2", "Accuracy, in percent"), _table(names, rows, _how_to_read(table)), more)
 
 
 def _how_to_read(table: Sequence[Row]) -> str:
@@ -113,7 +115,7 @@ def _how_to_read(table: Sequence[Row]) -> str:
         f"{interval} Spread: standard deviation over clients, own data. "
         "Worst decile: mean of the tenth of clients with the lowest accuracy, own data. Bold: highest mean."
         + (
-            " Union: of all validation examples, for a client without data."
+            " Pooled data: a sample of all clients' validation examples, predicted for a client without data."
             if any(row.get("pooled") for row in table)
             else ""
         )
@@ -142,9 +144,11 @@ def _table(names: Iterable[str], rows: Iterable[str], note: str) -> str:
     return element("div", element("table", head, body), class_="scroll") + element("p", note, class_="note")
 
 
-def _figures(results: Sequence[Result]) -> str:
+def _figures(results: Sequence[RunRecord]) -> str:
     counted = next((r for r in results if r.get("class_counts")), None)
-    heat = figures.class_counts(counted["class_counts"], counted["class_names"]) if counted else ""
+    heat = ""
+    if counted:
+        heat = figures.class_counts(counted["class_counts"], counted["class_names"], client_names(counted))
     several = len({r["seed"] for r in results}) > 1
     seed = f" (seed {counted['seed']})" if counted and several else ""
     shown = [
@@ -162,7 +166,7 @@ def _figures(results: Sequence[Result]) -> str:
     return _section("Figures", shown)
 
 
-def _learning(results: Sequence[Result]) -> str:
+def _learning(results: Sequence[RunRecord]) -> str:
     shown = [
         (f"Accuracy on {what}", curves.learning_curve(results, kind, against),
          f"Before personalisation, against {how}; mean over clients and seeds.")
@@ -184,7 +188,7 @@ def _section(title: str, shown: Iterable[tuple[str, str, str]], *more: str) -> s
 
 
 def _experts(methods: Sequence[Method]) -> str:
-    """The first seed of each method with several experts, and what was odd in any run."""
+    """The first seed of each method with several experts, and the warnings of every run."""
     shown = []
     for method in methods:
         run, title = method.runs[0], escape(method.title)
@@ -213,13 +217,14 @@ def _traffic(methods: Sequence[Method]) -> str:
     names = ["Method", "Left the clients", "Sent to clients", "Clients that sent", "Opted out", "Rejected"]
     rows = []
     for method in methods:
-        if traffic := [run["traffic"] for run in method.runs if run.get("traffic")]:
+        if runs := [run for run in method.runs if run.get("traffic")]:
+            traffic = [run["traffic"] for run in runs]
             up, down = (_bytes(fmean(t[key] for t in traffic)) for key in ("bytes_up", "bytes_down"))
-            keys = ("clients_that_sent", "opted_out_clients", "rejected")
-            counts = (f"{fmean(t[key] for t in traffic):,.4g}" for key in keys)
+            means = [fmean(t[key] for t in traffic) for key in ("clients_that_sent", "opted_out_clients")]
+            counts = (f"{mean:,.4g}" for mean in (*means, fmean(map(rejected_updates, runs))))
             cells = (element("td", cell) for cell in (up, down, *counts))
             rows.append(element("th", escape(method.title), scope="row") + "".join(cells))
-    caption = "Bytes of all messages of one run, mean over seeds. Rejected: messages that the server did not accept."
+    caption = "Bytes of all messages of one run, mean over seeds. Rejected: updates that the server did not accept."
     return element("section", element("h2", "What left the clients"), _table(names, rows, caption)) if rows else ""
 
 
@@ -234,7 +239,7 @@ def _bytes(count: float) -> str:
     return f"{count / 1000**power:.{1 if power else 0}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def _config(results: Sequence[Result]) -> str:
+def _config(results: Sequence[RunRecord]) -> str:
     configs = [dict(_flat(r["config"])) for r in results]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     shared = [key for key in keys if len({config.get(key) for config in configs}) == 1]
@@ -244,8 +249,8 @@ def _config(results: Sequence[Result]) -> str:
             blocks += [element("h3", escape(result["name"])), _lines(config, differs)]
     packages = dict.fromkeys(f"{name} {version}" for r in results for name, version in r["versions"].items())
     seconds = sum(r["seconds"] for r in results)
-    ways = _distinct(r["backend"] for r in results)
-    made_by = f"{_distinct(packages)}; runs: {len(results)}, {seconds:,.0f} s in all; clients computed: {ways}."
+    backends = _distinct(r["backend"] for r in results)
+    made_by = f"{_distinct(packages)}; runs: {len(results)}, {seconds:,.0f} s in all; training backend: {backends}."
     details = element("details", element("summary", "Whole configuration"), *blocks)
     return element("section", element("h2", "How to repeat it"), element("p", made_by, class_="soft"), details)
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
-Result = dict[str, Any]  # one run, as stored in results.json
+from fedmoe.evaluation.summary import RunRecord
+
 Row = Mapping[str, Any]  # one method of the summary table, as made by `fedmoe.evaluation.summary`
 
 
@@ -15,12 +16,12 @@ class Method(NamedTuple):
 
     place: int
     title: str
-    runs: tuple[Result, ...]
+    runs: tuple[RunRecord, ...]
 
 
-def group(results: Iterable[Result]) -> list[Method]:
+def group(results: Iterable[RunRecord]) -> list[Method]:
     """In the order in which methods first appear."""
-    runs: dict[str, list[Result]] = defaultdict(list)
+    runs: dict[str, list[RunRecord]] = defaultdict(list)
     for result in results:
         runs[result["title"]].append(result)
     return [Method(place, title, tuple(found)) for place, (title, found) in enumerate(runs.items())]
@@ -28,12 +29,38 @@ def group(results: Iterable[Result]) -> list[Method]:
 
 def own_accuracies(method: Method) -> list[float]:
     """One per client that took part in training, and seed: after personalisation where there is any, else before."""
-    found = []
+    return [accuracy for run in method.runs for _, accuracy in _own_scores(run)]
+
+
+def weakest_clients(method: Method, most: int = 3) -> list[tuple[str, float]]:
+    """Names and mean accuracies of the clients that the method serves worst; empty where clients have no names.
+
+    Numbered clients of a drawn split are left out: client 3 of one seed is not client 3 of another.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
     for run in method.runs:
-        last = "after" if any(score["model"] == "after" for score in run["scores"]) else "before"
-        own = (s for s in run["scores"] if s["data"] == "own" and not s["unseen"] and s["model"] == last)
-        found += [float(score["accuracy"]) for score in own]
-    return found
+        names = client_names(run)
+        for client, accuracy in _own_scores(run):
+            if client in names:
+                found[names[client]].append(accuracy)
+    return sorted(((name, fmean(values)) for name, values in found.items()), key=lambda pair: pair[1])[:most]
+
+
+def client_names(run: RunRecord) -> dict[int, str]:
+    """By number; JSON makes the numbers text. Empty where clients have no names."""
+    return {int(client): name for client, name in (run.get("client_names") or {}).items()}
+
+
+def _own_scores(run: RunRecord) -> list[tuple[int, float]]:
+    last = "after" if any(score["model"] == "after" for score in run["scores"]) else "before"
+    own = (s for s in run["scores"] if s["data"] == "own" and not s["unseen"] and s["model"] == last)
+    return [(score["client"], float(score["accuracy"])) for score in own]
+
+
+def rejected_updates(run: RunRecord) -> int:
+    """Results of version 0.1 count them as `refused`."""
+    traffic = run.get("traffic") or {}
+    return int(run.get("rejected", traffic.get("rejected", traffic.get("refused", 0))))
 
 
 def training_losses(method: Method) -> dict[int, float]:

@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from fedmoe.setting_types import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedmoe.training.augment import AUGMENTATIONS, Augmentation, Name
 from fedmoe.training.fit import Schedule
 from fedmoe.training.optimizers import Adam, Optimizer, Sgd

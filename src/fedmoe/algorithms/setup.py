@@ -1,0 +1,30 @@
+"""What a run gives to an algorithm's factory."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.core_types import ClientId
+from fedmoe.models.network import Network
+from fedmoe.training.local import LocalTrainer
+
+
+class AlgorithmSetup(NamedTuple):
+    """The models, how clients train, how many take part, and what is known of the federation."""
+
+    expert: Network
+    gate: Network
+    federated: LocalTrainer  # in the rounds
+    local: LocalTrainer  # from a fresh start, on the client alone
+    personal: LocalTrainer  # after the rounds
+    clients_per_round: int | None  # None: everyone who opted in
+    num_clients: int = 0
+    num_classes: int = 0
+    input_shape: tuple[int, ...] = ()  # of one example
+    unlabelled_new_clients: tuple[ClientId, ...] = ()  # unseen clients without any training example
+    release: bool = False  # whether clients will be asked for the private parts that an algorithm declares for release
+    # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.
+    side_values: Mapping[str, int] = {}
+
+
+AlgorithmFactory = Callable[[AlgorithmSetup], Algorithm]

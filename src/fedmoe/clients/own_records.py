@@ -1,0 +1,99 @@
+"""What a user gives for one client: arrays, tensors or a torch Dataset, read and checked row by row."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedmoe.clients.federation import examples
+from fedmoe.core_types import Examples, Tensors
+from fedmoe.errors import DataError
+
+Array = Tensor | NDArray[Any]
+ExampleArrays = tuple[Array, Array] | tuple[Array, Array, Mapping[str, Array]]  # x (N, ...), y (N,), side info (N,)
+ExampleSource = ExampleArrays | Dataset[Any]
+OptedOut = bool | Sequence[bool] | Tensor
+
+
+def read_examples(source: ExampleSource, whose: str, num_classes: int | None) -> Examples:
+    if isinstance(source, Dataset) and hasattr(source, "__len__"):
+        source = _stacked([source[row] for row in range(len(source))], whose)
+    if not (isinstance(source, tuple | list) and len(source) in (2, 3)):
+        raise DataError(f"{whose} is a {type(source).__name__}. Give (x, y) arrays, or a torch Dataset with a length.")
+    x, y = (_tensor(array, whose) for array in source[:2])
+    if y.dim() != 1 or x.dim() < 1 or len(x) != len(y):
+        raise DataError(f"{whose}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}. Give one label number per row.")
+    x = x.to(torch.float32) if x.is_floating_point() else x
+    if not bool(x.isfinite().all()):
+        row = int((~x.isfinite()).reshape(len(x), -1).any(1).nonzero()[0])
+        raise DataError(f"{whose}, row {row}: x holds NaN or infinity (as float32). Fix or drop the row.")
+    return examples(x, _whole_numbers(y, whose, "label", num_classes), _side(source[2:], whose, len(y)))
+
+
+def read_mask(whose: str, opted_out: OptedOut, size: int) -> Tensor:
+    """(N,) bool, True where a row is opted out."""
+    if isinstance(opted_out, bool | np.bool_):
+        return torch.full((size,), bool(opted_out))
+    mask = _tensor(opted_out, f"opted_out of {whose}")
+    if mask.dtype != torch.bool or mask.shape != (size,):
+        kind = f"{mask.dtype} of shape {tuple(mask.shape)}, for {size} training rows"
+        raise DataError(f"opted_out of {whose} is {kind}. Give one bool per row, or True for the whole client.")
+    return mask
+
+
+def _side(given: Sequence[Any], whose: str, size: int) -> Tensors:
+    if not all(isinstance(one, Mapping) for one in given):
+        raise DataError(f"{whose}: side information is a {type(given[0]).__name__}. Give a dict of arrays by name.")
+    arrays = {name: _tensor(array, f"{whose}, {name!r}") for one in given for name, array in one.items()}
+    for name, array in arrays.items():
+        if array.shape != (size,):
+            raise DataError(
+                f"{whose}: {name!r} has shape {tuple(array.shape)}, for {size} rows. Give a number per row."
+            )
+    return {name: _whole_numbers(array, whose, repr(name), None) for name, array in arrays.items()}
+
+
+def _stacked(items: Sequence[Any], whose: str) -> ExampleArrays:
+    xs, ys, sides = list[Tensor](), list[Tensor](), list[Mapping[str, Any]]()
+    for row, item in enumerate(items):
+        if not (isinstance(item, tuple | list) and len(item) in (2, 3)):
+            raise DataError(f"{whose}, row {row}: the Dataset gives a {type(item).__name__}, not a pair (x, y).")
+        for tensors, array in zip((xs, ys), item, strict=False):
+            tensors.append(_tensor(array, f"{whose}, row {row}"))
+        if not isinstance(side := item[2] if len(item) == 3 else {}, Mapping):
+            raise DataError(f"{whose}, row {row}: side information is a {type(side).__name__}, not a dict by name.")
+        sides.append(side)
+        if ys[row].dim() or xs[row].shape != xs[0].shape:
+            raise DataError(f"{whose}, row {row}: x has another shape than the first, or y is not one number.")
+        if set(sides[row]) != set(sides[0]):
+            raise DataError(
+                f"{whose}, row {row}: side information is {sorted(sides[row])}, of row 0 {sorted(sides[0])}."
+            )
+    if not xs:
+        return torch.zeros(0), torch.zeros(0)
+    side = {name: torch.stack([_tensor(one[name], whose) for one in sides]) for name in sides[0]}
+    return torch.stack(xs), torch.stack(ys), side
+
+
+def _tensor(array: Any, whose: str) -> Tensor:
+    """Shares the memory of what was given; only an array that may not be written to is copied."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        array = array.copy()
+    try:
+        return torch.as_tensor(array).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{whose}: a {type(array).__name__} is no array of numbers ({error}). Convert it.") from error
+
+
+def _whole_numbers(values: Tensor, whose: str, what: str, num_classes: int | None) -> Tensor:
+    number = values if values.is_floating_point() else values.to(torch.int64)
+    highest = torch.iinfo(torch.int64).max - 1 if num_classes is None else num_classes - 1
+    wrong = ((number < 0) | (number > highest) | (number != number.to(torch.int64))).nonzero()
+    if len(wrong):
+        row, upper = int(wrong[0]), "" if num_classes is None else f" to num_classes - 1 = {highest}"
+        raise DataError(f"{whose}, row {row}: the {what} is {number[row].item()}. Give integers from 0{upper}.")
+    return number.to(torch.int64)

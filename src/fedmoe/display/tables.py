@@ -1,0 +1,126 @@
+"""Tables in the terminal. Needs no tensors: what is shown has been computed, or stored, before."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.markup import escape
+from rich.table import Table
+
+from fedmoe.evaluation.summary import RunRecord, summarise
+from fedmoe.report.markdown import percent, score_text
+
+if TYPE_CHECKING:
+    from fedmoe.data.available import SourceStatus
+    from fedmoe.explain import Explanation
+    from fedmoe.partition.split import Split
+
+
+def score_table(results: Sequence[RunRecord], title: str) -> Table:
+    """Accuracy in percent, mean over clients (and seeds)."""
+    seeds = len({result["seed"] for result in results})
+    table = Table(
+        title=f"{escape(title)}: accuracy in %, mean over clients"
+        + (f", ± 95% over {seeds} seeds" if seeds > 1 else ""),
+        caption="own: each client's test data; global: balanced; a→b: before and after personalising",
+    )
+    rows = summarise(results)
+    new_clients = [part for part in ("unseen", "pooled") if any(row[part] for row in rows)]
+    table.add_column("method", no_wrap=True, overflow="fold")
+    for column in ("own data", "global", *new_clients, "worst 10%", "spread"):
+        table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
+    for row in rows:
+        cells = [score_text(row[part]) for part in ("own", "global", *new_clients)]
+        table.add_row(escape(row["title"]), *cells, *(percent(row["own"], key) for key in ("worst_decile", "spread")))
+    return table
+
+
+def split_table(counts: NDArray[np.int64], class_names: Sequence[str], num_clients: int) -> Table:
+    """Training examples per client and class, darker is more; at most forty clients and forty classes."""
+    shown, names = counts[:40, :40], list(class_names)[:40]
+    table = Table(title=f"training examples: {len(counts)} clients, {counts.shape[1]} classes", pad_edge=False)
+    table.add_column("client", justify="right")
+    for name in names:
+        table.add_column(name[:6], justify="right")
+    table.add_column("all", justify="right")
+    for client, row in enumerate(shown):
+        label = str(client) if client < num_clients else f"{client} unseen"
+        table.add_row(label, *(_shade(n, int(shown.max())) for n in row), str(counts[client].sum()))
+    return table
+
+
+def _shade(count: int, largest: int) -> str:
+    share = count / max(largest, 1)
+    style = "dim" if share < 0.1 else "bold" if share > 0.5 else "default"
+    return f"[{style}]{count or '·'}[/{style}]"
+
+
+def split_facts(split: "Split", counts: NDArray[np.int64]) -> str:
+    """Sizes, and the overlap of clients: the mean over pairs of the sum over classes of the smaller share."""
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    some = shares[np.linspace(0, len(shares) - 1, min(len(shares), 200)).astype(int)]
+    pairs = np.minimum(some[:, None], some[None]).sum(-1)[np.triu_indices(len(some), 1)]
+    overlap = f"{pairs.mean():.2f}" if len(pairs) else "–"
+    lines = [
+        f"{name:<11} {part.sizes.min()} to {part.sizes.max()} per client, {part.sizes.sum():,} in all"
+        for name, part in (("train", split.train), ("validation", split.validation), ("own test", split.test))
+    ]
+    lines.append(f"global test {len(split.global_test):,}")
+    if split.domains is not None:
+        held = ", ".join(f"{domain}: {number}" for domain, number in enumerate(np.bincount(split.domains)))
+        lines.append(f"domains     {held} clients")
+    return "\n".join(
+        [*lines, f"overlap of clients {overlap} (1: all alike, 0: no class in common)", f"hash {split.digest}"]
+    )
+
+
+def audit_table(found: dict[str, Any]) -> Table:
+    """How near each attack comes to the clients' label distributions."""
+    table = Table(
+        title=f"{found['algorithm']}: what the server can read of {len(found['truth'])} clients' labels",
+        caption="total variation distance to the truth; 0: read exactly",
+    )
+    table.add_column("attack", overflow="fold")
+    for column in ("round", "mean", "nearest", "farthest"):
+        table.add_column(column, justify="right")
+    guess = {"attack": "[dim]a uniform guess[/dim]", "round": "–", **found["uniform_guess"]}
+    for row in (*found["attacks"], guess):
+        numbers = (f"{row[key]:.3f}" for key in ("mean", "nearest", "farthest"))
+        table.add_row(row["attack"], str(row["round"]), *numbers)
+    return table
+
+
+def data_table(sources: Sequence["SourceStatus"], folder: Path | None) -> Table:
+    table = Table(title=f"Data sets{f' in {folder}' if folder else ' (set FEDMOE_DATA to the folder that holds them)'}")
+    for column in ("name", "what", "train", "test", "classes", "here"):
+        table.add_column(column, justify="right" if column in ("train", "test", "classes") else "left")
+    for source in sources:
+        here = "[green]yes[/green]" if source.present else "no: " + ", ".join(source.missing[:2])
+        counts = (f"{source.train_rows:,}", f"{source.test_rows:,}", str(source.num_classes))
+        table.add_row(source.name, source.title, *counts, here)
+    return table
+
+
+def explanation_table(found: "Explanation") -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("backend", f"[bold]{found.backend}[/bold]: {found.why}")
+    table.add_row("model", f"{found.weights:,} weights" + "".join(f"\n  {layer}" for layer in found.layers))
+    table.add_row("workers", str(found.workers))
+    if found.seconds_per_round is None:
+        table.add_row("rounds", "none: clients send nothing")
+    else:
+        total = found.rounds * found.seconds_per_round
+        table.add_row(
+            "rounds",
+            f"{found.rounds} of about {found.seconds_per_round:.2g} s (measured on one): {_duration(total)}, without "
+            "validation, personalisation and scores",
+        )
+    return table
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,41 @@
+"""The table of a comparison for a README."""
+
+from collections.abc import Sequence
+
+from fedmoe.evaluation.summary import RunRecord, summarise
+from fedmoe.report.methods import Row
+from fedmoe.report.notes import notes
+
+
+def markdown_table(results: Sequence[RunRecord]) -> str:
+    """Accuracy in %, before → after personalisation, and below the table what a reader must know beside it."""
+    rows = summarise(results)
+    parts = ["own", "global", "unseen", *(["pooled"] if any(row["pooled"] for row in rows) else [])]
+    names = ["method", "own data", *parts[1:], "worst 10% of own"]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in rows:
+        cells = [score_text(row[part]) for part in parts]
+        lines.append(f"| {_escape(row['title'])} | {' | '.join(cells)} | {percent(row['own'], 'worst_decile')} |")
+    footnotes = [line for note in notes(results) for line in ("", _escape(note))]
+    return "\n".join([*lines, *footnotes]) + "\n"
+
+
+def score_text(cell: Row | None) -> str:
+    """
+    >>> score_text({"mean": 0.5, "interval": 0.01, "before": 0.4})
+    '40.0→50.0 ± 1.0'
+    """
+    if cell is None:
+        return "–"
+    interval = "" if cell["interval"] is None else f" ± {100 * cell['interval']:.1f}"
+    before = "" if cell["before"] is None else f"{100 * cell['before']:.1f}→"
+    return f"{before}{100 * cell['mean']:.1f}{interval}"
+
+
+def percent(cell: Row | None, key: str) -> str:
+    return "–" if cell is None else f"{100 * cell[key]:.1f}"
+
+
+def _escape(words: str) -> str:
+    """As in FedMix q(z|y); names of clients are the user's, and may hold anything."""
+    return " ".join(words.split()).replace("|", r"\|").replace("<", "&lt;")

@@ -1,0 +1,66 @@
+"""What a reader of the table must know beside the numbers: the same in the terminal, table.md and the page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedmoe.evaluation.summary import RunRecord
+from fedmoe.report.methods import Method, group, weakest_clients
+
+
+def notes(results: Sequence[RunRecord]) -> list[str]:
+    methods = group(results)
+    return [*_abandoned_rounds(results), *_not_scored(methods), *_server_optimizers(methods), *_weakest(methods)]
+
+
+def _abandoned_rounds(results: Sequence[RunRecord]) -> list[str]:
+    found = []
+    for run in results:
+        if abandoned := run.get("abandoned_rounds", 0):
+            least = (run["config"].get("schedule") or {}).get("min_clients", 1)
+            lacking = "no accepted update" if least == 1 else f"fewer than {least} accepted updates"
+            found.append(
+                f"Warning: {run['title']}, seed {run['seed']}: {abandoned} of {run['rounds']} rounds had {lacking}, "
+                "so the model did not change in them."
+            )
+    return found
+
+
+def _not_scored(methods: Sequence[Method]) -> list[str]:
+    unscored = [method.title for method in methods if not any(run["scores"] for run in method.runs)]
+    return [f"No client was asked for scores: {', '.join(unscored)}."] if unscored else []
+
+
+def _server_optimizers(methods: Sequence[Method]) -> list[str]:
+    """Only of methods that have such a setting: local training has no server to speak of."""
+    found = {
+        method.title: _describe(algorithm["server_optimizer"])
+        for method in methods
+        if "server_optimizer" in (algorithm := method.runs[0]["config"].get("algorithm") or {})
+    }
+    if len(set(found.values())) < 2:
+        return []
+    each = ", ".join(f"{title} {words}" for title, words in found.items())
+    return [f"Server optimizers differ: {each}. schedule.server_optimizer sets one for all."]
+
+
+def _describe(optimizer: dict[str, Any] | None) -> str:
+    """SGD with rate 1 and no momentum is plain averaging, however it is written.
+
+    >>> _describe(None), _describe({"name": "sgd"}), _describe({"name": "adam", "learning_rate": 0.001})
+    ('averages', 'averages', 'adam (learning rate 0.001)')
+    """
+    if optimizer is None:
+        return "averages"
+    rate = optimizer.get("learning_rate")
+    if optimizer["name"] == "sgd" and rate in (None, 1.0) and not optimizer.get("momentum"):
+        return "averages"
+    return f"{optimizer['name']}" + (f" (learning rate {rate:g})" if rate is not None else "")
+
+
+def _weakest(methods: Sequence[Method]) -> list[str]:
+    shown = [(method.title, weakest_clients(method)) for method in methods]
+    return [
+        f"Lowest on own data, {title}: " + ", ".join(f"{name} {100 * accuracy:.1f}" for name, accuracy in clients) + "."
+        for title, clients in shown
+        if clients
+    ]

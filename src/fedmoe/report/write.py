@@ -1,0 +1,33 @@
+"""The files of a report: a page that opens without a network, a table for a README, and the figures one by one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedmoe.errors import RunError
+from fedmoe.evaluation.summary import RunRecord
+from fedmoe.report.curves import learning_curve
+from fedmoe.report.figures import trade_off
+from fedmoe.report.html import render
+from fedmoe.report.markdown import markdown_table
+from fedmoe.storage.files import write_atomically
+
+
+def write_report(results: Sequence[RunRecord], folder: Path, title: str) -> Path:
+    """Write the report of runs, as `results.json` holds them, into `folder`; returns the path of the page."""
+    files = {
+        "report.html": render(results, title),
+        "table.md": markdown_table(results),
+        "trade_off.svg": trade_off(results),
+        "accuracy_against_rounds.svg": learning_curve(results, "own", "round"),
+        "accuracy_against_bytes.svg": learning_curve(results, "own", "bytes"),
+        "pooled_against_rounds.svg": learning_curve(results, "pooled", "round"),
+        "pooled_against_bytes.svg": learning_curve(results, "pooled", "bytes"),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot hold a report: {error.strerror}. Choose another folder.") from error
+    for name, content in files.items():
+        if content:  # a figure without data is empty
+            write_atomically(folder / name, content.encode(errors="replace"))  # a file name need not be Unicode
+    return folder / "report.html"

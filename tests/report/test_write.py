@@ -1,0 +1,77 @@
+from fedmoe.report.html import render
+from fedmoe.report.markdown import markdown_table
+from fedmoe.report.notes import notes
+from fedmoe.report.write import write_report
+
+ADAM = {"name": "adam", "learning_rate": 0.001}
+
+
+def with_optimizer(result, optimizer):
+    return result | {"config": {**result["config"], "algorithm": {"name": "x", "server_optimizer": optimizer}}}
+
+
+def test_a_report_is_a_page_a_table_and_figures(make_results, tmp_path):
+    page = write_report(make_results(seeds=2), tmp_path / "new" / "folder", "Digits")
+    assert page == tmp_path / "new/folder/report.html"
+    assert {path.name for path in page.parent.iterdir()} == {"report.html", "table.md", "trade_off.svg"}
+    assert "Fine-tuned" in page.read_text() and "| Fine-tuned |" in (page.parent / "table.md").read_text()
+
+
+def test_a_title_or_name_in_another_encoding_is_written(make_results, tmp_path):
+    (result,) = make_results(("fedavg",), clients=1)
+    write_report([result | {"title": "ward \udcff", "client_names": {"0": "\udcff"}}], tmp_path, "\udcff")
+
+
+def everywhere(results, words):
+    assert words in notes(results)
+    assert words.replace("|", r"\|") in markdown_table(results)
+    assert words.replace("'", "&#x27;") in render(results, "Digits")
+
+
+def test_rounds_without_an_accepted_update_are_a_warning_in_every_table(make_results):
+    first, second = make_results(("fedavg", "fine_tuned"), rounds=20)
+    everywhere(
+        [first | {"abandoned_rounds": 12, "rejected": 60}, second | {"abandoned_rounds": 0}],
+        "Warning: FedAvg, seed 0: 12 of 20 rounds had no accepted update, so the model did not change in them.",
+    )
+    several = first | {"abandoned_rounds": 1, "config": {"schedule": {"min_clients": 3}}}
+    assert "1 of 20 rounds had fewer than 3 accepted updates" in notes([several])[0]
+
+
+def test_rejected_updates_are_counted_under_either_name(make_results):
+    (result,) = make_results(("fedavg",))
+    older = result | {"traffic": {**result["traffic"], "refused": 77}}
+    del older["traffic"]["rejected"]
+    assert "<td>77</td>" in render([older], "Digits")
+    assert "<td>78</td>" in render([result | {"rejected": 78}], "Digits")
+
+
+def test_runs_without_scores_are_shown_and_said(make_results):
+    first, second = make_results(("fedavg", "fine_tuned"))
+    results = [first | {"scores": []}, second]
+    everywhere(results, "No client was asked for scores: FedAvg.")
+    assert "| FedAvg | – | – | – | – |" in markdown_table(results)
+    assert "No client was asked" in render([first | {"scores": []}], "Digits")
+
+
+def test_different_server_optimizers_are_said_below_the_table(make_results):
+    averaging, adaptive, local = make_results(("fedavg", "fine_tuned", "local_only"))
+    results = [with_optimizer(averaging, None), with_optimizer(adaptive, ADAM), local]
+    everywhere(
+        results,
+        "Server optimizers differ: FedAvg averages, Fine-tuned adam (learning rate 0.001). "
+        "schedule.server_optimizer sets one for all.",
+    )
+    assert notes([with_optimizer(averaging, ADAM), with_optimizer(adaptive, ADAM), local]) == []
+
+
+def test_clients_are_shown_by_name_where_they_have_one(make_results):
+    (result,) = make_results(("fedavg",), clients=3)
+    accuracies = {0: 0.9, 1: 0.25, 2: 0.5}
+    scores = [s | ({"accuracy": accuracies[s["client"]]} if s["data"] == "own" else {}) for s in result["scores"]]
+    named = result | {"scores": scores, "client_names": {"0": "north", "1": "coast", "2": "<i>"}}
+    assert notes([named]) == ["Lowest on own data, FedAvg: coast 25.0, <i> 50.0, north 90.0."]
+    page = render([named], "Digits")
+    assert page.count("north") == 2 and page.count("&lt;i&gt;") == 2 and "<i>" not in page
+    assert notes([named | {"client_names": None}]) == []
+    assert notes([named | {"client_names": {0: "north"}}]) == ["Lowest on own data, FedAvg: north 90.0."]

@@ -1,0 +1,40 @@
+"""What the terminal says of a run that needs no work, and of a round whose updates were rejected."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from fedmoe.display.progress import RunProgress
+from fedmoe.display.tables import score_table
+from fedmoe.experiment import Started
+
+
+def shown(*events: Any) -> str:
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
+    with RunProgress(console) as progress:
+        for event in events:
+            progress.show("fedavg", event)
+            progress._progress.refresh()
+    return console.file.getvalue()
+
+
+class Finished(Started):
+    finished = True
+
+
+def test_a_finished_run_is_not_resumed_but_shown() -> None:
+    assert "fedavg: resuming after round 60 of 80" in shown(Started(80, 60, []))
+    words = shown(Finished(60, 60, []))
+    assert "fedavg: finished before, showing its results" in words and "resuming" not in words
+
+
+def test_notes_are_text_and_no_markup() -> None:
+    assert "a [bold] name" in shown(Started(3, 0, ["a [bold] name"]))
+
+
+def test_a_table_of_runs_without_scores_has_dashes() -> None:
+    run = {"title": "mix [q]", "algorithm": "fedavg", "seed": 0, "scores": []}
+    console = Console(file=io.StringIO(), width=120)
+    console.print(score_table([run], "Runs"))
+    assert "mix [q]" in console.file.getvalue() and "–" in console.file.getvalue()
