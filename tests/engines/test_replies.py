@@ -193,7 +193,7 @@ def test_an_error_in_the_algorithms_own_check_rejects_that_client(fedavg: Asked)
 
     stumbles.calls = 0  # type: ignore[attr-defined]
     manifest = Manifest()
-    strict = fedavg._replace(exchange=fedavg.exchange._replace(fault=stumbles))
+    strict = fedavg._replace(exchange=fedavg.exchange._replace(rejection=stumbles))
     first, *rest = reasons(strict.read(fedavg.frame, manifest))
     assert first == "KeyError: 'missing'" and not any(rest)
     assert {int(client) for client in manifest.as_dict()["messages_of_client"]} == set(REST)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.algorithms.fedavg import Broadcast, Score, Update
+from fedmoe.algorithms.fedavg import Broadcast, Update, ValidationUpdate
 from fedmoe.core_types import Tensors
 from fedmoe.engines.update_checks import (
     UpdateLimits,
@@ -70,7 +70,7 @@ def test_limits_are_inclusive_and_can_be_chosen() -> None:
 @pytest.mark.parametrize("value", [-3e38, 1e9, torch.nan])
 @pytest.mark.parametrize("name", ["validation_loss", "num_examples"])
 def test_a_validation_score_cannot_decide_alone(name: str, value: float) -> None:
-    expected = Score(torch.zeros(()), torch.zeros(()))
+    expected = ValidationUpdate(torch.zeros(()), torch.zeros(()))
     score = {"validation_loss": torch.tensor(1.0), "num_examples": torch.tensor(2.0), name: torch.tensor(value)}
     assert update_rejection(score, expected, SENT) is not None
     stacked = {name: tensor[None] for name, tensor in score.items()}

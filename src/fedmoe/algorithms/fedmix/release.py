@@ -38,7 +38,7 @@ def release(config: FedMixConfig, setup: AlgorithmSetup) -> Exchange:
         local_update=lambda request, client, data, rng: release_gate(config, network, request, client, data, rng),
         aggregate=lambda server, states, *_: collect(config, server, states),
         update_like=lambda _: like,
-        fault=lambda released, _sent: usage_rejection(released.usage),
+        rejection=lambda released, _sent: usage_rejection(released.usage),
         broadcast_type=Request,
         update_type=ReleasedState,
     )
