@@ -182,7 +182,7 @@ def test_a_declaration_of_experts_names_fields():
 def test_experts_that_cannot_be_told_apart_are_rejected(ids, experts, words):
     with pytest.raises(MessageError, match=words):
         wire.by_expert(Held, {"ids": ids, "models/w": experts})
-    with pytest.raises(MessageError, match="Held lacks its tensor 'ids'"):
+    with pytest.raises(MessageError, match="it lacks 'ids', which tells"):
         wire.by_expert(Held, {"models/w": experts})
 
 

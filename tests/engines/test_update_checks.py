@@ -130,7 +130,9 @@ def test_a_client_may_keep_experts_back_but_not_parts_of_one_and_not_send_others
     assert of_experts([4], w=torch.ones(1, 3), b=torch.ones(1)) is None
     assert of_experts([4], w=torch.ones(1, 3)) == "it lacks 'models/b'"
     assert of_experts([2], w=torch.ones(1, 3), b=torch.ones(1)) == "it holds expert 2, which it was not sent"
-    assert "models/4/w is torch.float32 (5,)" in (of_experts([4], w=torch.ones(1, 5), b=torch.ones(1)) or "")
+    assert "models/w is torch.float32 (1, 5), not torch.float32 (1, 3)" in (
+        of_experts([4], w=torch.ones(1, 5), b=torch.ones(1)) or ""
+    )
     assert "each expert once" in (of_experts([4, 4], w=torch.ones(2, 3), b=torch.ones(2)) or "")
     unnamed = {"models/w": torch.ones(1, 3), "models/b": torch.ones(1)}
     assert update_rejection(unnamed, HELD, HELD) == "it lacks 'ids'"
@@ -138,6 +140,12 @@ def test_a_client_may_keep_experts_back_but_not_parts_of_one_and_not_send_others
 
 def test_the_change_of_an_expert_is_measured_against_that_expert() -> None:
     assert "norm 2," in (of_experts([4], max_norm=1.9, w=torch.ones(1, 3), b=torch.ones(1)) or "")
+    apart = Experts({"w": torch.tensor([[1.0], [4.0]])}, torch.tensor([1, 4]))
+    for ids, rows in (([1, 4], [[1.0], [4.0]]), ([4, 1], [[4.0], [1.0]]), ([4], [[4.0]])):
+        update = {"ids": torch.tensor(ids), "models/w": torch.tensor(rows)}
+        assert update_rejection(update, apart, apart, UpdateLimits(max_norm=0.1)) is None
+    swapped = {"ids": torch.tensor([4, 1]), "models/w": torch.tensor([[1.0], [4.0]])}
+    assert "norm 4.243" in (update_rejection(swapped, apart, apart, UpdateLimits(max_norm=0.1)) or "")
 
 
 def test_the_change_is_measured_where_only_the_broadcast_says_which_experts_they_are() -> None:
@@ -164,7 +172,7 @@ def test_of_a_group_only_the_client_with_bad_values_is_rejected(value):
     assert first is None and third is None and second.startswith("model/bias holds")
 
 
-def test_a_norm_beyond_the_limit_is_no_value_beyond_it():
+def test_only_single_values_have_this_limit_not_their_norm():
     large = {**GOOD, "model/weight": torch.full((2, 2), 9e5)}
     assert in_group(large, large) == [None, None]
 
