@@ -32,7 +32,7 @@ def message(*, experts: str, expert_ids: str) -> Callable[[type[T]], type[T]]: .
 def message(kind: type[T] | None = None, *, experts: str = "", expert_ids: str = "") -> Any:
     """Declare a NamedTuple as a broadcast, an update or a report: something that may be sent.
 
-    A message with several experts names the field that holds them and the field that tells which they are: then a
+    A message with several experts names the field that holds them and the field with their ids: then a
     client may send fewer experts than it received, and checks and manifests go by expert.
 
     >>> @message(experts="experts", expert_ids="expert_ids")
@@ -128,7 +128,7 @@ def read_expert_ids(fields: ExpertFields, named: Tensors) -> list[int]:
     """Which experts a message holds, each once."""
     tensor = named.get(fields.expert_ids)
     if tensor is None:
-        raise MessageError(f"it lacks {fields.expert_ids!r}, which tells its experts apart.")
+        raise MessageError(f"it lacks {fields.expert_ids!r}, the ids of its experts.")
     expert_ids: list[int] = tensor.tolist() if tensor.dtype == torch.int64 and tensor.dim() == 1 else []
     if tensor.shape != (len(expert_ids),) or len(set(expert_ids)) != len(expert_ids):
         raise MessageError(

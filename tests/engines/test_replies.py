@@ -35,7 +35,7 @@ from fedmoe.engines.update_checks import UpdateLimits
 from fedmoe.errors import ConfigError, MessageError, RunError
 
 FIRST, *REST = PARTICIPANTS
-STRANGER = 77
+NOT_ASKED = 77
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +126,10 @@ def test_a_group_with_someone_who_was_not_asked_is_rejected_and_others_are_not(f
     def message(*clients: int) -> bytes:
         return save({name: torch.stack([sent[c][name] for c in clients]) for name in sent[FIRST]})
 
-    groups = [[FIRST, STRANGER], REST]
+    groups = [[FIRST, NOT_ASKED], REST]
     frame = packed({"reply_to": ASKED, "groups": groups}, [message(FIRST, FIRST), message(*REST)])
     first, *rest = reasons(fedavg.read(frame))
-    assert first == f"it replied together with client {STRANGER}, which was not asked" and not any(rest)
+    assert first == f"it replied together with client {NOT_ASKED}, which was not asked" and not any(rest)
 
 
 def test_who_is_named_twice_is_rejected_and_counted_nowhere(fedavg: Asked) -> None:

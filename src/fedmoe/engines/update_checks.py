@@ -41,7 +41,7 @@ def update_rejections(
 ) -> list[str | None]:
     """For each client of a group that replied together: why its update is rejected, or None.
 
-    A group that is right as a whole, which costs one look at each stacked tensor, needs no look at each client.
+    A group is checked as a whole, one stacked tensor after another, and client by client only where that fails.
     """
     size = len(sent_S)
     if limits.max_norm is None and _right_together(update_S, expected_S, limits):
