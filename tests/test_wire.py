@@ -182,7 +182,7 @@ def test_a_declaration_of_experts_names_fields():
 def test_experts_that_cannot_be_told_apart_are_rejected(ids, experts, words):
     with pytest.raises(MessageError, match=words):
         wire.by_expert(Held, {"ids": ids, "models/w": experts})
-    with pytest.raises(MessageError, match="Held lacks its tensor 'ids'"):
+    with pytest.raises(MessageError, match="it lacks 'ids', the ids of its experts"):
         wire.by_expert(Held, {"models/w": experts})
 
 
@@ -193,9 +193,9 @@ def test_a_reply_is_an_update_and_a_report_and_nothing_else():
     for pair in ((Private({}), report), (update, Private({}))):
         with pytest.raises(MessageError, match="not declared as a message"):
             wire.encode_reply(*pair)
-    for stranger in ("weights", "state/w", "update"):
-        with pytest.raises(MessageError, match=f"a reply holds '{stranger}'"):
-            wire.decode_reply(save({stranger: torch.zeros(1)}))
+    for unknown in ("weights", "state/w", "update"):
+        with pytest.raises(MessageError, match=f"a reply holds '{unknown}'"):
+            wire.decode_reply(save({unknown: torch.zeros(1)}))
 
 
 def same_tensors(one, other):

@@ -15,7 +15,7 @@ from fedmoe.encoding import ALIGNMENT, Bytes, Parts, decode_tensors, encode_tens
 from fedmoe.errors import MessageError
 
 T = TypeVar("T")
-MAX_HEADER_BYTES = 16 << 20  # of a frame: the header lists a cohort, so this is a million clients
+MAX_HEADER_BYTES = 64 << 20  # of a frame: the header lists clients, so this is a few million
 
 
 class ExpertFields(NamedTuple):
@@ -32,7 +32,7 @@ def message(*, experts: str, expert_ids: str) -> Callable[[type[T]], type[T]]: .
 def message(kind: type[T] | None = None, *, experts: str = "", expert_ids: str = "") -> Any:
     """Declare a NamedTuple as a broadcast, an update or a report: something that may be sent.
 
-    A message with several experts names the field that holds them and the field that tells which they are: then a
+    A message with several experts names the field that holds them and the field with their ids: then a
     client may send fewer experts than it received, and checks and manifests go by expert.
 
     >>> @message(experts="experts", expert_ids="expert_ids")
@@ -108,27 +108,33 @@ def by_expert(kind: type[Any], named: Tensors) -> Tensors:
     fields = expert_fields(kind)
     if fields is None:
         return named
-    expert_ids = named.get(fields.expert_ids)
-    if expert_ids is None:
-        raise MessageError(f"{kind.__name__} lacks its tensor {fields.expert_ids!r}, which tells its experts apart.")
-    if expert_ids.dtype != torch.int64 or expert_ids.dim() != 1 or len(expert_ids.unique()) != len(expert_ids):
-        raise MessageError(
-            f"{fields.expert_ids} is {expert_ids.dtype} {tuple(expert_ids.shape)}, not torch.int64 (H,) with each "
-            "expert once."
-        )
+    expert_ids = read_expert_ids(fields, named)
     apart: Tensors = {}
     prefix = f"{fields.experts}/"
     for name, tensor in named.items():
         if not name.startswith(prefix):
             apart[name] = tensor
             continue
-        if tensor.shape[:1] != expert_ids.shape:
+        if tensor.shape[:1] != (len(expert_ids),):
             raise MessageError(
                 f"{name} has shape {tuple(tensor.shape)}, not a row for each of {len(expert_ids)} {fields.expert_ids}."
             )
-        for number, expert in zip(expert_ids.tolist(), tensor, strict=True):
+        for number, expert in zip(expert_ids, tensor, strict=True):
             apart[f"{prefix}{number}/{name.removeprefix(prefix)}"] = expert
     return apart
+
+
+def read_expert_ids(fields: ExpertFields, named: Tensors) -> list[int]:
+    """Which experts a message holds, each once."""
+    tensor = named.get(fields.expert_ids)
+    if tensor is None:
+        raise MessageError(f"it lacks {fields.expert_ids!r}, the ids of its experts.")
+    expert_ids: list[int] = tensor.tolist() if tensor.dtype == torch.int64 and tensor.dim() == 1 else []
+    if tensor.shape != (len(expert_ids),) or len(set(expert_ids)) != len(expert_ids):
+        raise MessageError(
+            f"{fields.expert_ids} is {tensor.dtype} {tuple(tensor.shape)}, not torch.int64 (H,) with each expert once."
+        )
+    return expert_ids
 
 
 def pack(header: dict[str, Any], blobs: Sequence[Parts] = ()) -> bytearray:

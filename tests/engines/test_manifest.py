@@ -39,10 +39,10 @@ def test_clients_are_listed_by_number_and_named_where_names_are_given() -> None:
     manifest = Manifest()
     for client in (10, 9):
         count_one(manifest, client)
-    told = manifest.as_dict([3], {10: "north", 9: "south"})
-    assert list(told["messages_of_client"]) == list(told["score_messages_of_client"]) == ["9", "10"]
-    assert told["opted_out_clients"] == [3]
-    assert told["client_names"] == {"9": "south", "10": "north"}
+    written = manifest.as_dict([3], {10: "north", 9: "south"})
+    assert list(written["messages_of_client"]) == list(written["score_messages_of_client"]) == ["9", "10"]
+    assert written["opted_out_clients"] == [3]
+    assert written["client_names"] == {"9": "south", "10": "north"}
     assert manifest.as_dict()["client_names"] == {}
 
 
@@ -50,13 +50,13 @@ def test_scores_are_counted_apart() -> None:
     manifest = Manifest()
     manifest.count_scores(4, {"accuracy": torch.zeros(3), "loss": torch.zeros(())})
     manifest.count_scores(4, {"accuracy": torch.zeros(3)})
-    told = manifest.as_dict()
-    assert told["scores_sent_by_clients"] == {
+    written = manifest.as_dict()
+    assert written["scores_sent_by_clients"] == {
         "accuracy": {"dtype": "float32", "times": 2, "bytes": 24, "shape": [3]},
         "loss": {"dtype": "float32", "times": 1, "bytes": 4, "shape": []},
     }
-    assert told["score_messages_of_client"] == {"4": {"messages": 2, "bytes": 28}}
-    assert told["sent_by_clients"] == told["messages_of_client"] == {} and manifest.take_round() == {}
+    assert written["score_messages_of_client"] == {"4": {"messages": 2, "bytes": 28}}
+    assert written["sent_by_clients"] == written["messages_of_client"] == {} and manifest.take_round() == {}
     assert manifest.totals() == {
         "bytes_up": 0, "bytes_down": 0, "clients_that_sent": 0, "rejected": 0, "score_bytes": 28
     }  # fmt: skip

@@ -13,11 +13,12 @@ from torch import Tensor
 from fedmoe import trees
 from fedmoe.core_types import Tensors, Tree
 from fedmoe.errors import MessageError
-from fedmoe.wire import by_expert, expert_fields
+from fedmoe.wire import expert_fields, read_expert_ids
 
 # The contract's word for "how many examples": updates are weighted by it. A leaf of this name, at any level of an
 # update or a report, is checked as a count.
 COUNT = "num_examples"
+REPORTED = (torch.float32, torch.float64, torch.int64)  # what the numbers of a report may be
 
 
 class UpdateLimits(NamedTuple):
@@ -40,7 +41,7 @@ def update_rejections(
 ) -> list[str | None]:
     """For each client of a group that replied together: why its update is rejected, or None.
 
-    A group that is right as a whole, which costs one look at each stacked tensor, needs no look at each client.
+    A group is checked as a whole, one stacked tensor after another, and client by client only where that fails.
     """
     size = len(sent_S)
     if limits.max_norm is None and _right_together(update_S, expected_S, limits):
@@ -60,7 +61,7 @@ def report_rejections(
     """`earlier`, and for whoever is not rejected yet, why its report is."""
     size = len(earlier)
     if report_S.keys() == set(declared) and all(
-        tensor.shape == (size,) and tensor.dtype == torch.float32 and _surely_within(name, tensor, limits)
+        tensor.shape == (size,) and tensor.dtype == torch.float32 and _value_rejection(name, tensor, limits) is None
         for name, tensor in report_S.items()
     ):
         return list(earlier)
@@ -81,7 +82,7 @@ def _right_together(update_S: Tensors, expected_S: Sequence[Tree], limits: Updat
         and all(
             tensor.shape == (len(expected_S), *like[name].shape)
             and tensor.dtype == like[name].dtype
-            and _surely_within(name, tensor, limits)
+            and _value_rejection(name, tensor, limits) is None
             for name, tensor in update_S.items()
         )
     )
@@ -91,13 +92,6 @@ def _same_form(one: Tensors, other: Tensors) -> bool:
     return one.keys() == other.keys() and all(
         one[name].shape == other[name].shape and one[name].dtype == other[name].dtype for name in one
     )
-
-
-def _surely_within(name: str, tensor: Tensor, limits: UpdateLimits) -> bool:
-    """Where the norm is within a limit, so is each value: twenty times cheaper than a look at the largest."""
-    if not tensor.is_floating_point() or _is_count(name):
-        return _value_rejection(name, tensor, limits) is None
-    return float(torch.linalg.vector_norm(tensor)) <= limits.max_value  # false for NaN
 
 
 def update_rejection(update: Tensors, expected: Tree, sent: Tree, limits: UpdateLimits = NO_NORM_LIMIT) -> str | None:
@@ -113,13 +107,12 @@ def update_rejection(update: Tensors, expected: Tree, sent: Tree, limits: Update
         return f"it lacks {min(missing)!r}"
     if fields := expert_fields(kind):
         try:
-            like, before, update = by_expert(kind, like), by_expert(type(sent), before), by_expert(kind, update)
+            asked, got = read_expert_ids(fields, like), read_expert_ids(fields, update)
         except MessageError as error:
             return str(error)
-        asked, got = (set(named[fields.expert_ids].tolist()) for named in (like, update))
-        if others := got - asked:
+        if others := set(got) - set(asked):
             return f"it holds expert {min(others)}, which it was not sent"
-        like |= {fields.expert_ids: update[fields.expert_ids]}
+        like, before = _rows_of(kind, like, got), _rows_of(type(sent), before, got)
     for name, tensor in sorted(update.items()):
         if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
             return f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {like[name].dtype} {tuple(like[name].shape)}"
@@ -137,14 +130,16 @@ def report_rejection(report: Tensors, declared: tuple[str, ...], limits: UpdateL
     for name, tensor in sorted(report.items()):
         if name.split("/")[0] not in declared:
             return f"its report holds {name!r}, which is not declared"
-        if tensor.dim() or tensor.is_complex():
-            return f"its report of {name} is {tensor.dtype} {tuple(tensor.shape)}, but reports are single numbers"
+        if tensor.dim() or tensor.dtype not in REPORTED:
+            known = ", ".join(map(str, REPORTED))
+            return f"its report of {name} is {tensor.dtype} {tuple(tensor.shape)}, not a single number ({known})"
         if reason := _value_rejection(name, tensor.to(torch.float64), limits):
             return f"in its report, {reason}"
     return None
 
 
 def _value_rejection(name: str, tensor: Tensor, limits: UpdateLimits) -> str | None:
+    """Of a tensor of one client, or of a group."""
     if not tensor.numel() or not (tensor.is_floating_point() or _is_count(name)):
         return None
     low, high = (float(value) for value in tensor.aminmax())  # NaN where there is one
@@ -159,6 +154,18 @@ def _value_rejection(name: str, tensor: Tensor, limits: UpdateLimits) -> str | N
 
 def _is_count(name: str) -> bool:
     return name.rpartition("/")[2] == COUNT
+
+
+def _rows_of(kind: type[Tree], named: Tensors, experts: list[int]) -> Tensors:
+    """A message as it would be with these experts only, in this order."""
+    fields = expert_fields(kind)
+    if fields is None or (held := read_expert_ids(fields, named)) == experts:
+        return named
+    rows = [held.index(expert) for expert in experts]
+    return {
+        name: leaf[rows] if name == fields.expert_ids or name.startswith(f"{fields.experts}/") else leaf
+        for name, leaf in named.items()
+    }
 
 
 def _norm_of_change(update: Tensors, sent: Tensors) -> float:
