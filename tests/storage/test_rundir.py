@@ -199,11 +199,18 @@ class TestMetrics:
             with pytest.raises(RunError, match="a folder is in its place"):
                 use()
 
-    def test_events_are_on_disk_before_anything_relies_on_them(self, run, monkeypatch):
-        synced = []
-        monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
-        run.append_metrics(self.rounds(1, 2))
-        assert synced == [run.metrics.stat().st_size]  # one write, one sync
+    def test_events_are_on_disk_before_a_checkpoint_relies_on_them_and_when_the_run_ends(self, tmp_path, monkeypatch):
+        run, synced = RunDirectory(tmp_path), []
+        with run.opened():
+            run.truncate_metrics(0)
+            monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+            run.append_metrics(self.rounds(1))
+            run.append_metrics(self.rounds(2))
+            assert run.metrics_state()[0] == run.metrics.stat().st_size
+            assert synced == [run.metrics.stat().st_size]  # once for both
+            run.metrics_state()
+            run.append_metrics([{"event": "score"}])
+        assert synced[1:] == [run.metrics.stat().st_size]
 
     def test_a_disk_that_is_full_leaves_no_half_line(self, run):
         run.append_metrics(self.rounds(1))

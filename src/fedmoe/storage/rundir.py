@@ -77,6 +77,7 @@ class RunDirectory:
             except OSError:
                 raise RunError(f"{self.path} is in use by another process. Wait for it, or choose another.") from None
             yield
+            self._events.sync()
         finally:
             if lock in _locks:
                 _locks.remove(lock)
@@ -122,7 +123,7 @@ class RunDirectory:
         return table
 
     def append_metrics(self, events: list[dict[str, Any]]) -> None:
-        """One write and one sync, however many events."""
+        """One write, however many events; on disk for good with the next `metrics_state` or when the run ends."""
         self._events.append(events)
 
     def read_metrics(self) -> list[dict[str, Any]]:
