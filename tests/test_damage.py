@@ -12,7 +12,7 @@ from damage import DAMAGES, Damage, delete, exchange, flip_a_bit, outcome, put_a
 NAME = "lg_fedavg"  # it has private state, on the server nothing of it
 CHECKPOINTS = [f"checkpoints/round-0000000{number}.safetensors" for number in (1, 2)]
 STOPPED_FILES = ["config.toml", "metrics.jsonl", ".lock", *CHECKPOINTS]
-FINISHED_FILES = ["config.toml", "metrics.jsonl", "results.json", "manifest.json"]
+FINISHED_FILES = ["config.toml", "metrics.jsonl", "results.json", "manifest.json", "finished.json"]
 
 
 class Runs(NamedTuple):
@@ -65,7 +65,9 @@ def test_a_stopped_run(runs: Runs, name: str, damage: Damage, tmp_path: Path) ->
 def test_a_finished_run(runs: Runs, name: str, damage: Damage, tmp_path: Path) -> None:
     for draw in draws(damage):
         home = damaged(runs.finished, runs.other_finished, name, damage, draw, tmp_path / str(draw))
-        outcome(NAME, home, runs.expected)
+        found = outcome(NAME, home, runs.expected)
+        if name.endswith("json") and damage is not delete and damage is not put_a_folder:
+            assert "changed after the run ended: clients are scored again" in found
 
 
 @pytest.mark.parametrize("damage", [damage for damage in DAMAGES if damage is not delete])

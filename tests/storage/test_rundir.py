@@ -162,6 +162,12 @@ class TestMetrics:
         resumed.truncate_metrics(length)
         assert resumed.read_metrics() == self.rounds(1, 2) and resumed.metrics_state() == (length, digest)
 
+    def test_what_follows_the_length_that_a_checkpoint_vouches_for_is_not_read(self, run):
+        run.append_metrics(self.rounds(1, 2))
+        length, _ = run.metrics_state()
+        run.append_metrics([{"evfnt": "round"}])
+        assert run.read_metrics(length) == self.rounds(1, 2) and len(run.read_metrics()) == 3
+
     def test_the_state_is_that_of_the_file_however_it_came_about(self, run):
         run.append_metrics(self.rounds(1))
         run.append_metrics(self.rounds(2, 3))

@@ -37,10 +37,11 @@ class MetricsFile:
         self._digest.update(lines)
         self._length, self._synced = length + len(lines), False
 
-    def read(self) -> list[dict[str, Any]]:
-        """Up to the first line that is not whole: a process that was killed may leave half of one."""
+    def read(self, length: int | None = None) -> list[dict[str, Any]]:
+        """Those of the first `length` bytes, or all, up to the first line that is not whole: a process that was killed
+        may leave half of one."""
         events: list[dict[str, Any]] = []
-        for line in self._content().split(b"\n")[:-1]:
+        for line in self._content()[:length].split(b"\n")[:-1]:
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError):

@@ -126,8 +126,9 @@ class RunDirectory:
         """One write, however many events; on disk for good with the next `metrics_state` or when the run ends."""
         self._events.append(events)
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        return self._events.read()
+    def read_metrics(self, length: int | None = None) -> list[dict[str, Any]]:
+        """All events that are whole, or those of the first `length` bytes, which a checkpoint vouches for."""
+        return self._events.read(length)
 
     def metrics_state(self) -> tuple[int, str]:
         """(length, digest) of the metrics so far, for the note of a checkpoint."""
