@@ -22,6 +22,7 @@ from fedmoe.models.network import ModuleOrFactory
 from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of, versions
 from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
+from fedmoe.storage.finished import changed_since_finished, mark_finished
 from fedmoe.storage.results import read_results
 from fedmoe.storage.reuse import adopt_rounds
 from fedmoe.storage.rundir import RunDirectory
@@ -121,8 +122,8 @@ class _Run:
         with open_transport(self.parts, self.run.private_store, self.run_id) as transport:
             session = Session(self.parts, transport)
             checkpoint, odd = self._newest_checkpoint(session)
-            finished = self._finished(session, checkpoint)
-            notes = [*self.parts.notes, *notes, *odd]
+            finished, changed = self._finished(session, checkpoint)
+            notes = [*self.parts.notes, *notes, *odd, *changed]
             yield Started(session.num_steps, checkpoint.round if checkpoint else 0, notes, finished is not None)
             if finished is not None:
                 yield self._shown_again(session, checkpoint, finished)
@@ -178,9 +179,9 @@ class _Run:
         """Why the private states are not those that the checkpoint relies on, or None."""
         if not self.algorithm.keeps_client_state:
             return None
-        records = [event for event in self.run.read_metrics() if event["event"] in STEPS]
-        missing = session.missing_states(record for record in records if record["round"] <= checkpoint.round)
-        return f"it relies on private states of clients {missing[:5]} that are not there" if missing else None
+        events = self.run.read_metrics(checkpoint.note["metrics"][0])
+        missing = session.missing_states(event for event in events if event["event"] in STEPS)
+        return f"relies on private states of clients {missing[:5]} that are not there" if missing else None
 
     def _checkpoint(self, session: Session) -> None:
         due = session.step % self.config.schedule.checkpoint_every == 0
@@ -242,13 +243,13 @@ class _Run:
         unseen = range(self.federation.num_clients, self.federation.num_clients + self.federation.num_unseen)
         return [*everyone, *unseen]
 
-    def _finished(self, session: Session, checkpoint: Checkpoint | None) -> dict[str, Any] | None:
-        """The results of a run that came to its end before."""
+    def _finished(self, session: Session, checkpoint: Checkpoint | None) -> tuple[dict[str, Any] | None, list[str]]:
+        """The results of a run that came to its end before, if they are as it left them, else why not."""
         trained = checkpoint.round == session.num_steps if checkpoint else session.num_steps == 0
-        if not trained or not self.run.results.exists():
-            return None
-        results = read_results(self.run.path)
-        return results if results.get("run_id") == self.run_id else None
+        changed = changed_since_finished(self.run, self.run_id) if trained else None
+        if changed:
+            return None, [f"{' and '.join(changed)} changed after the run ended: clients are scored again."]
+        return (None if changed is None else read_results(self.run.path)), []
 
     def _shown_again(self, session: Session, checkpoint: Checkpoint | None, results: dict[str, Any]) -> Result:
         """Nothing is computed or written, but clients' models can be asked for."""
@@ -265,6 +266,7 @@ class _Run:
         self.run.write_json(self.run.manifest, data.pop("manifest"))
         self.run.write_json(self.run.results, data)
         write_report([data], self.run.path, data["name"])
+        mark_finished(self.run, self.run_id)
         return Result(data, self.run.path, session)
 
     def _stop_if_asked(self, where: str) -> None:

@@ -6,8 +6,8 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.context import ForkProcess
 from typing import Any
 
@@ -202,16 +202,21 @@ def test_an_engine_that_ends_does_not_wait_long_for_a_stopped_worker(monkeypatch
         assert lifeline.all_ended()
 
 
-def in_another_process(engine: Callable[[Any], None]) -> tuple[ForkProcess, Any]:
-    """`engine(ready)` in a process of its own, once it has sent its first message."""
+@contextmanager
+def in_another_process(engine: Callable[[Any], None]) -> Iterator[tuple[ForkProcess, Any]]:
+    """`engine(ready)` in a process of its own, once it has sent its first message; it ends with the test."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
     process = fork.Process(target=engine, args=(theirs,))
     process.start()
     theirs.close()
-    assert ours.poll(PATIENCE)
-    ours.recv_bytes()
-    return process, ours
+    try:
+        assert ours.poll(PATIENCE)
+        ours.recv_bytes()
+        yield process, ours
+    finally:
+        process.kill()
+        process.join(PATIENCE)
 
 
 def run_until_asked(ready: Any) -> None:
@@ -226,8 +231,7 @@ def run_until_asked(ready: Any) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_worker_is_woken_so_that_the_round_can_end(number: signal.Signals) -> None:
-    with Lifeline() as lifeline:
-        process, line = in_another_process(run_until_asked)
+    with Lifeline() as lifeline, in_another_process(run_until_asked) as (process, line):
         time.sleep(0.5)
         assert process.is_alive() and process.pid and not line.poll(0)
         os.kill(process.pid, number)
@@ -249,8 +253,7 @@ def run_stuck(ready: Any) -> None:
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_a_run_at_once_though_a_worker_hangs(second: signal.Signals) -> None:
-    with Lifeline() as lifeline:
-        process, _ = in_another_process(run_stuck)
+    with Lifeline() as lifeline, in_another_process(run_stuck) as (process, _):
         assert process.pid
         os.kill(process.pid, signal.SIGTERM)
         process.join(0.5)
@@ -293,8 +296,7 @@ def run_long_work(ready: Any) -> None:
 @pytest.mark.parametrize("engine", [run_and_pause, run_long_work])
 def test_workers_leave_when_the_engine_is_killed(engine: Callable[[Any], None]) -> None:
     """Whether they wait for work or are in the middle of it, such as a minute of personalisation."""
-    with Lifeline() as lifeline:
-        process, _ = in_another_process(engine)
+    with Lifeline() as lifeline, in_another_process(engine) as (process, _):
         time.sleep(0.2)
         process.kill()
         process.join(PATIENCE)

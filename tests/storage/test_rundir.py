@@ -162,6 +162,12 @@ class TestMetrics:
         resumed.truncate_metrics(length)
         assert resumed.read_metrics() == self.rounds(1, 2) and resumed.metrics_state() == (length, digest)
 
+    def test_what_follows_the_length_that_a_checkpoint_vouches_for_is_not_read(self, run):
+        run.append_metrics(self.rounds(1, 2))
+        length, _ = run.metrics_state()
+        run.append_metrics([{"evfnt": "round"}])
+        assert run.read_metrics(length) == self.rounds(1, 2) and len(run.read_metrics()) == 3
+
     def test_the_state_is_that_of_the_file_however_it_came_about(self, run):
         run.append_metrics(self.rounds(1))
         run.append_metrics(self.rounds(2, 3))
@@ -199,11 +205,18 @@ class TestMetrics:
             with pytest.raises(RunError, match="a folder is in its place"):
                 use()
 
-    def test_events_are_on_disk_before_anything_relies_on_them(self, run, monkeypatch):
-        synced = []
-        monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
-        run.append_metrics(self.rounds(1, 2))
-        assert synced == [run.metrics.stat().st_size]  # one write, one sync
+    def test_events_are_on_disk_before_a_checkpoint_relies_on_them_and_when_the_run_ends(self, tmp_path, monkeypatch):
+        run, synced = RunDirectory(tmp_path), []
+        with run.opened():
+            run.truncate_metrics(0)
+            monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+            run.append_metrics(self.rounds(1))
+            run.append_metrics(self.rounds(2))
+            assert run.metrics_state()[0] == run.metrics.stat().st_size
+            assert synced == [run.metrics.stat().st_size]  # once for both
+            run.metrics_state()
+            run.append_metrics([{"event": "score"}])
+        assert synced[1:] == [run.metrics.stat().st_size]
 
     def test_a_disk_that_is_full_leaves_no_half_line(self, run):
         run.append_metrics(self.rounds(1))

@@ -40,7 +40,7 @@ def anything(_checkpoint: Checkpoint) -> str | None:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, run_id: str) -> None:
     write_atomically(_path(folder, checkpoint.round), _encode(checkpoint, run_id))
-    for old in _newest_first(folder)[KEPT:]:
+    for old in [path for path in _newest_first(folder) if not path.is_dir()][KEPT:]:
         try:
             old.unlink()
         except OSError as error:

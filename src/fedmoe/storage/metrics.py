@@ -1,6 +1,7 @@
 """The events of a run, one JSON object per line, with a running digest that checkpoints rely on.
 
-A resumed run goes on from the length that its checkpoint names: what was written after it will be computed again.
+A resumed run goes on from the length that its checkpoint names: what was written after it will be computed again. So
+events need not reach the disk one by one (a sync costs milliseconds), but before the checkpoint that relies on them.
 """
 
 import hashlib
@@ -19,9 +20,10 @@ class MetricsFile:
         self.path = path
         self._length: int | None = None  # unknown until the first use
         self._digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
+        self._synced = True
 
     def append(self, events: list[dict[str, Any]]) -> None:
-        """On disk when this returns, or not there at all."""
+        """All of them in one write, or none."""
         length = self._known_length()
         lines = "".join(json.dumps(event) + "\n" for event in events).encode()
         try:
@@ -33,12 +35,13 @@ class MetricsFile:
         except OSError as error:
             raise unwritable(self.path, error) from error
         self._digest.update(lines)
-        self._length = length + len(lines)
+        self._length, self._synced = length + len(lines), False
 
-    def read(self) -> list[dict[str, Any]]:
-        """Up to the first line that is not whole: a process that was killed may leave half of one."""
+    def read(self, length: int | None = None) -> list[dict[str, Any]]:
+        """Those of the first `length` bytes, or all, up to the first line that is not whole: a process that was killed
+        may leave half of one."""
         events: list[dict[str, Any]] = []
-        for line in self._content().split(b"\n")[:-1]:
+        for line in self._content()[:length].split(b"\n")[:-1]:
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError):
@@ -49,8 +52,22 @@ class MetricsFile:
         return events
 
     def state(self) -> tuple[int, str]:
-        """(length in bytes, digest): at a cost that does not grow with the file."""
+        """(length in bytes, digest) of what is on disk for good; at a cost that does not grow with the file."""
+        self.sync()
         return self._known_length(), self._digest.hexdigest()
+
+    def sync(self) -> None:
+        if self._synced:
+            return
+        try:
+            descriptor = open_private(self.path, os.O_WRONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        self._synced = True
 
     def check(self, length: int, digest: str) -> str | None:
         """Why the file is not one that begins with these bytes, or None."""
@@ -83,6 +100,7 @@ class MetricsFile:
         return self._length
 
     def _start_from(self, content: bytes) -> None:
+        self._synced = True
         self._length, self._digest = len(content), hashlib.blake2b(content, digest_size=DIGEST_SIZE)
 
     def _content(self) -> bytes:
@@ -97,7 +115,6 @@ def _write_or_undo(descriptor: int, lines: bytes, length: int) -> None:
         left = memoryview(lines)
         while left:
             left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
     except OSError:
         os.ftruncate(descriptor, length)  # half a line would be in the way of the next one
         raise

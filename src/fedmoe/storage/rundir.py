@@ -77,6 +77,7 @@ class RunDirectory:
             except OSError:
                 raise RunError(f"{self.path} is in use by another process. Wait for it, or choose another.") from None
             yield
+            self._events.sync()
         finally:
             if lock in _locks:
                 _locks.remove(lock)
@@ -122,11 +123,12 @@ class RunDirectory:
         return table
 
     def append_metrics(self, events: list[dict[str, Any]]) -> None:
-        """One write and one sync, however many events."""
+        """One write, however many events; on disk for good with the next `metrics_state` or when the run ends."""
         self._events.append(events)
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        return self._events.read()
+    def read_metrics(self, length: int | None = None) -> list[dict[str, Any]]:
+        """All events that are whole, or those of the first `length` bytes, which a checkpoint vouches for."""
+        return self._events.read(length)
 
     def metrics_state(self) -> tuple[int, str]:
         """(length, digest) of the metrics so far, for the note of a checkpoint."""
