@@ -28,7 +28,8 @@ assert "torch" not in sys.modules, "torch was imported"
         (["run", "--help"], 0, "--set"),
         (["--version"], 0, f"fedmoe {fedmoe.__version__}"),
         (["data", "list"], 0, "cifar10"),
-        (["compare", "missing.toml", "--seeds", "one"], 2, "--seeds 'one' is no list of whole numbers"),
+        (["compare", __file__, "--seeds", "one"], 2, "--seeds 'one' is no list of whole numbers"),
+        (["run", "missing.toml"], 2, "the config missing.toml cannot be read: there is no such file"),
     ],
 )
 def test_torch_is_not_imported_for(arguments: list[str], code: int, words: str) -> None:

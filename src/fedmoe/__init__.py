@@ -4,7 +4,6 @@ Names are imported when they are first used (PEP 562): `import fedmoe` and `fedm
 """
 
 import importlib
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, RunError
@@ -45,6 +44,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version
+
         return version("fedmoe")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedmoe' has no attribute {name!r}")

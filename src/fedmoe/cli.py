@@ -35,8 +35,17 @@ audit_app = typer.Typer(
 )
 app.add_typer(audit_app, name="audit")
 
+
+def _config_file(text: str) -> Path:
+    """A mistyped name is said at once, before anything slow is imported."""
+    path = expanded(text)
+    if not path.is_file():
+        raise ConfigError(f"the config {path} cannot be read: there is no such file. Name an existing TOML file.")
+    return path
+
+
 ConfigPath = Annotated[
-    Path, typer.Argument(metavar="CONFIG", parser=expanded, help="A TOML file; see the folder configs/.")
+    Path, typer.Argument(metavar="CONFIG", parser=_config_file, help="A TOML file; see the folder configs/.")
 ]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")

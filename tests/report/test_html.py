@@ -146,6 +146,18 @@ def test_what_is_missing_is_left_out(make_results):
     assert "What left the clients" not in page
 
 
+# What a run always stores, and `fedmoe.storage` checks when it reads.
+STORED = {
+    "name", "algorithm", "title", "seed", "config", "versions", "scores", "history", "traffic", "rounds", "seconds",
+}  # fmt: skip
+
+
+def test_a_result_without_what_need_not_be_there_is_still_a_page(make_results):
+    (result,) = make_results(("fine_tuned",))
+    render([{key: value for key, value in result.items() if key in STORED}], "Digits")
+    render([result | {"traffic": {"bytes_up": 1, "bytes_down": 2}}], "Digits")
+
+
 def test_a_report_is_made_without_tensors():
     allowed = {*sys.stdlib_module_names, "numpy", "fedmoe.report", "fedmoe.evaluation.summary", "fedmoe.errors"}
     allowed |= {"fedmoe.storage.files"}  # without tensors, too

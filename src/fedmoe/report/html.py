@@ -70,11 +70,12 @@ def _facts(results: Sequence[RunRecord]) -> str:
     facts = {
         "Methods": _distinct(method.title for method in group(results)),
         "Seeds": _distinct(r["seed"] for r in results),
-        "Clients": f"{len(clients)}" + (f", and {len(unseen)} unseen in training" if unseen else ""),
+        "Clients": (f"{len(clients)}" if clients else "none was asked for scores")
+        + (f", and {len(unseen)} unseen in training" if unseen else ""),
         "Rounds": _distinct(r["rounds"] for r in results if r["rounds"]) or "none",
-        "Weights of a model": _distinct(f"{r['model_weights']:,}" for r in results),
-        "Split": _distinct(r["split_digest"] for r in results),
-        "Command": element("code", _distinct((r["command"] for r in results), "; ")),
+        "Weights of a model": _distinct(f"{r['model_weights']:,}" for r in results if "model_weights" in r),
+        "Split": _distinct(r.get("split_digest", "") for r in results),
+        "Command": element("code", _distinct((r.get("command", "") for r in results), "; ")),
     }
     return element("dl", *(element("dt", name) + element("dd", value) for name, value in facts.items()))
 
@@ -220,7 +221,7 @@ def _traffic(methods: Sequence[Method]) -> str:
         if runs := [run for run in method.runs if run.get("traffic")]:
             traffic = [run["traffic"] for run in runs]
             up, down = (_bytes(fmean(t[key] for t in traffic)) for key in ("bytes_up", "bytes_down"))
-            means = [fmean(t[key] for t in traffic) for key in ("clients_that_sent", "opted_out_clients")]
+            means = [fmean(t.get(key, 0) for t in traffic) for key in ("clients_that_sent", "opted_out_clients")]
             counts = (f"{mean:,.4g}" for mean in (*means, fmean(map(rejected_updates, runs))))
             cells = (element("td", cell) for cell in (up, down, *counts))
             rows.append(element("th", escape(method.title), scope="row") + "".join(cells))
@@ -249,7 +250,7 @@ def _config(results: Sequence[RunRecord]) -> str:
             blocks += [element("h3", escape(result["name"])), _lines(config, differs)]
     packages = dict.fromkeys(f"{name} {version}" for r in results for name, version in r["versions"].items())
     seconds = sum(r["seconds"] for r in results)
-    backends = _distinct(r["backend"] for r in results)
+    backends = _distinct(r.get("backend", "not recorded") for r in results)
     made_by = f"{_distinct(packages)}; runs: {len(results)}, {seconds:,.0f} s in all; training backend: {backends}."
     details = element("details", element("summary", "Whole configuration"), *blocks)
     return element("section", element("h2", "How to repeat it"), element("p", made_by, class_="soft"), details)
