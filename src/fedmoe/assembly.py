@@ -29,7 +29,7 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.partition.draw import domain_transform, draw_split
 from fedmoe.partition.split import Split
-from fedmoe.training.backends import Backend, choose_backend, cohort_size, missing_kernels
+from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
 from fedmoe.training.local import LocalTrainer
 
 
@@ -79,12 +79,12 @@ def build(
     networks = build_networks(config.model, whole, expert, gate)
     backend = resolve_backend(config, networks)
     made = build_algorithm(config, whole, networks, backend, algorithm)
-    slow = missing_kernels(networks, backend) if config.engine.backend == "auto" else None
-    idle = config.schedule.release and made.release is None
-    notes = (slow, f"{config.algorithm.name} has nothing to release: schedule.release does nothing." if idle else None)
+    notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
+    if config.schedule.release and made.release is None:
+        notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
-    return Parts(resolved, whole, *networks, made, size, source, tuple(note for note in notes if note))
+    return Parts(resolved, whole, *networks, made, size, source, tuple(notes))
 
 
 class Built(NamedTuple):

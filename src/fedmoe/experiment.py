@@ -77,7 +77,7 @@ def run_events(
         run_id = record_run(run, parts)
         if parts.source.split is not None:
             parts.source.split.save(run.split)
-        notes = _adopt(rounds_of, run, parts, run_id) if rounds_of else []
+        notes = [*parts.notes, *fallback_notes(parts), *(_adopt(rounds_of, run, parts, run_id) if rounds_of else [])]
         yield from _Run(parts, run, run_id, command, should_stop).events(notes)
 
 
@@ -100,6 +100,7 @@ def record_run(run: RunDirectory, parts: Parts) -> str:
     recorded = {
         "split_digest": parts.federation.digest,
         "modules": {network.name: network.fingerprint for network in (parts.expert, parts.gate)},
+        "frozen_weights": {network.name: network.frozen_digest for network in (parts.expert, parts.gate)},
         "versions": versions(),
     }
     known = run.record_config({**parts.config.model_dump(mode="json"), "recorded": recorded})
@@ -123,7 +124,7 @@ class _Run:
             session = Session(self.parts, transport)
             checkpoint, odd = self._newest_checkpoint(session)
             finished, changed = self._finished(session, checkpoint)
-            notes = [*self.parts.notes, *notes, *odd, *changed]
+            notes = [*notes, *odd, *changed]
             yield Started(session.num_steps, checkpoint.round if checkpoint else 0, notes, finished is not None)
             if finished is not None:
                 yield self._shown_again(session, checkpoint, finished)

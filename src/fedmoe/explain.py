@@ -10,6 +10,7 @@ from fedmoe import assembly
 from fedmoe.assembly import Parts
 from fedmoe.config import ExperimentConfig
 from fedmoe.engines.catalog import open_transport
+from fedmoe.engines.dry_run import fallback_notes
 from fedmoe.engines.embedded import default_workers
 from fedmoe.engines.session import Session
 from fedmoe.training.backends import Backend, reason
@@ -25,6 +26,7 @@ class Explanation(NamedTuple):
     workers: int
     rounds: int
     seconds_per_round: float | None
+    notes: list[str]  # what falls back from whole native epochs, what is missing
 
 
 def explain(config: ExperimentConfig) -> Explanation:
@@ -42,6 +44,7 @@ def explain(config: ExperimentConfig) -> Explanation:
         config.engine.workers or default_workers(),
         config.schedule.rounds if talks else 0,
         _time_round(parts) if talks else None,
+        [*parts.notes, *fallback_notes(parts)],
     )
 
 

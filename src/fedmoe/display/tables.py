@@ -117,6 +117,8 @@ def explanation_table(found: "Explanation") -> Table:
             f"{found.rounds} of about {found.seconds_per_round:.2g} s (measured on one): {_duration(total)}, without "
             "validation, personalisation and scores",
         )
+    for note in found.notes:
+        table.add_row("note", note)
     return table
 
 

@@ -1,13 +1,13 @@
 """What a session and its workers say to each other: requests cut into cohorts, replies read and checked."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedmoe.algorithms.algorithm import Exchange
 from fedmoe.assembly import Parts
-from fedmoe.core_types import ClientId, Tree
+from fedmoe.core_types import ClientId, Tensors, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.encoding import Parts as EncodedParts
 from fedmoe.engines.frames import Cohort, frame_of, shared
@@ -25,6 +25,7 @@ from fedmoe.engines.replies import (
 from fedmoe.engines.score_replies import read_scores
 from fedmoe.engines.update_checks import UpdateLimits
 from fedmoe.evaluation.metrics import Score
+from fedmoe.wire import message
 
 VersionOf = Callable[[ClientId], int]  # the state version that a message names for a client
 
@@ -44,11 +45,21 @@ class Question:
         return f"{self.phase}:{self.step}:{self.index}"
 
 
+@message
+class FrozenWeights(NamedTuple):
+    """Public constants of the networks, such as a pretrained backbone: sent to a client once, with what comes first."""
+
+    expert: Tensors
+    gate: Tensors
+
+
 class Messenger:
     def __init__(self, parts: Parts, transport: Transport) -> None:
         self.algorithm, self.num_clients = parts.algorithm, parts.federation.num_clients
         self.cohort_size, self.transport = parts.cohort_size, transport
         self.limits = UpdateLimits(max_norm=parts.config.schedule.max_update_norm)
+        self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen)
+        self.have_frozen: set[ClientId] = set()  # clients that were sent the frozen weights
 
     def exchange(
         self,
@@ -116,6 +127,13 @@ class Messenger:
         times = Counter(map(id, broadcasts.values()))
         for broadcast in {id(broadcast): broadcast for broadcast in broadcasts.values()}.values():
             manifest.count_down(exchange, broadcast, times[id(broadcast)])
+
+    def count_frozen(self, manifest: Manifest, clients: Iterable[ClientId]) -> None:
+        """Of clients that are reached for the first time."""
+        new = set(clients) - self.have_frozen
+        if new and (self.frozen.expert or self.frozen.gate):
+            manifest.count_down("frozen weights", self.frozen, len(new))
+        self.have_frozen |= new
 
     def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, most: int | None = None) -> list[Cohort]:
         """Clients with equal keys, in the order of ids, in groups whose size does not depend on the workers."""

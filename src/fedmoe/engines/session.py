@@ -84,6 +84,8 @@ class Session:
         self.step, self.server = step, server
         for record in history:
             self._versions.count(record["round"], self._versions_counted(record))
+            sent = (client for sizes in record["sent"].values() for client in sizes)
+            self._messages.have_frozen |= {*record["clients"], *map(int, sent)}
 
     def missing_states(self, history: Iterable[Mapping[str, Any]]) -> list[ClientId]:
         """Clients whose private state after these steps is not where it should be."""
@@ -243,6 +245,8 @@ class Session:
         replies = self._messages.exchange(
             attempt.server, Question(phase, index, step, version), updates, named, manifest
         )
+        if not evaluating:
+            self._messages.count_frozen(manifest, {*replies.updates, *replies.rejected})
         if version is not None:
             attempt.versions |= dict.fromkeys(replies.updates, version)
         return replies
@@ -298,6 +302,8 @@ class Session:
                 updates[client].append(update)
         broadcasts = shared({client: last.broadcast(server, client, updates[client]) for client in clients})
         self._messages.count_down(manifest, last.name, broadcasts)
+        if keep:
+            self._messages.count_frozen(manifest, broadcasts)
         return broadcasts
 
     def _is_asked(self, client: ClientId) -> bool:

@@ -195,10 +195,6 @@ class Network:
         return _weights(self._build(derive_seed(*path)))
 
     @property
-    def fingerprint(self) -> str:
-        return ""
-
-    @property
     def num_weights(self) -> int:
         """Of those that are trained."""
         return sum(tensor.numel() for tensor in self._start.values())
