@@ -88,20 +88,20 @@ def assert_same(one, other):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("condition", ["label", "angle"])
 @pytest.mark.parametrize("in_use", [ALL_IN_USE, SOME_IN_USE], ids=["all", "pruned"])
-def test_native_training_equals_the_loop(model, condition, in_use):
+def test_native_training_equals_sequential_training(model, condition, in_use):
     """Clients of other sizes, without examples, and with other experts."""
     settings = {"model": model, "condition": condition, "in_use": in_use}
-    native, looped = train("native", **settings), train("sequential", **settings)
-    assert_same(native, looped)
+    native, sequential = train("native", **settings), train("sequential", **settings)
+    assert_same(native, sequential)
     start = train("sequential", **settings, optimizer=Sgd(0.0))
     for part, leaf in trees.to_named(native.params["mixture"]).items():
         assert not torch.equal(leaf, trees.to_named(start.params["mixture"])[part]), f"{part} was not trained"
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_clients_own_q_moves_to_its_closed_form_as_in_the_loop(model):
-    native, looped = (train(backend, model=model, condition="client") for backend in ("native", "sequential"))
-    assert_same(native, looped)
+def test_a_clients_own_q_moves_to_its_closed_form_as_sequentially(model):
+    native, sequential = (train(backend, model=model, condition="client") for backend in ("native", "sequential"))
+    assert_same(native, sequential)
     usage_SK = native.params["usage"]["share"]
     torch.testing.assert_close(usage_SK.sum(1), torch.ones(4))
     assert usage_SK[0, 3] < 0.05 < usage_SK[2, 4]  # an expert that client 0 does not hold; client 2 never trained
