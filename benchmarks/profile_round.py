@@ -23,11 +23,12 @@ from fedmoe.clients import federation
 from fedmoe.engines import replies
 from fedmoe.engines.embedded import start
 from fedmoe.native.trainer import Trainer
+from fedmoe.training.local import LocalTrainer
 
 # (where it lives, its name, what it is called here)
 PARTS: list[tuple[Any, str, str]] = [
     (Trainer, "run", "kernels"),
-    (fedavg, "train_classifier", "trainer around the kernels"),
+    (LocalTrainer, "train_classifier", "trainer around the kernels"),
     (federation, "side_by_side", "clients' examples side by side"),
     (wire, "encode_reply", "replies to bytes"),
     (wire, "decode_reply", "bytes to replies"),

@@ -11,8 +11,10 @@ from fedmoe.errors import DataError
 from fedmoe.models.images import LeNet, mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.corrections import Proximal
 from fedmoe.training.fit import Group, Schedule, fit
 from fedmoe.training.kernel_spec import KernelSpec
+from fedmoe.training.native_epochs import kernel_spec_of
 from fedmoe.training.optimizers import Adam, Sgd
 
 SHAPE, CLASSES, ANGLES = (2, 16, 16), 3, 5
@@ -88,20 +90,20 @@ def assert_same(one, other):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("condition", ["label", "angle"])
 @pytest.mark.parametrize("in_use", [ALL_IN_USE, SOME_IN_USE], ids=["all", "pruned"])
-def test_native_training_equals_the_loop(model, condition, in_use):
+def test_native_training_equals_sequential_training(model, condition, in_use):
     """Clients of other sizes, without examples, and with other experts."""
     settings = {"model": model, "condition": condition, "in_use": in_use}
-    native, looped = train("native", **settings), train("sequential", **settings)
-    assert_same(native, looped)
+    native, sequential = train("native", **settings), train("sequential", **settings)
+    assert_same(native, sequential)
     start = train("sequential", **settings, optimizer=Sgd(0.0))
     for part, leaf in trees.to_named(native.params["mixture"]).items():
         assert not torch.equal(leaf, trees.to_named(start.params["mixture"])[part]), f"{part} was not trained"
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_clients_own_q_moves_to_its_closed_form_as_in_the_loop(model):
-    native, looped = (train(backend, model=model, condition="client") for backend in ("native", "sequential"))
-    assert_same(native, looped)
+def test_a_clients_own_q_moves_to_its_closed_form_as_sequentially(model):
+    native, sequential = (train(backend, model=model, condition="client") for backend in ("native", "sequential"))
+    assert_same(native, sequential)
     usage_SK = native.params["usage"]["share"]
     torch.testing.assert_close(usage_SK.sum(1), torch.ones(4))
     assert usage_SK[0, 3] < 0.05 < usage_SK[2, 4]  # an expert that client 0 does not hold; client 2 never trained
@@ -130,6 +132,19 @@ def test_company_changes_no_bit():
 def test_a_value_that_q_does_not_know_is_refused_before_the_kernels_read_it():
     with pytest.raises(DataError, match="conditioned on reach from 9 to 9, but q has 5 rows"):
         train("native", condition="angle", angles=9)
+
+
+def test_a_clients_own_q_with_a_pull_of_its_own_is_left_to_pytorch():
+    """The kernels move q by its closed form alone."""
+    config = FedMixConfig(num_experts=NUM_EXPERTS, condition="client")
+    network, data, usage = make_network("mlp", "native"), rows(3, 0), torch.full((1, NUM_EXPERTS), 0.2)
+    data = side_by_side([data])
+    frozen = {"expert_ids": EXPERT_IDS_SH[:1], "in_use": ALL_IN_USE[:1], "shares": torch.zeros(1, 0)}
+    mixture = Group({"experts": {}, "gate": {}}, Objective(config, network), data, Sgd(0.1))
+    own = own_usage(config, network, usage, data)
+    assert isinstance(kernel_spec_of({"mixture": mixture, "usage": own}, frozen), KernelSpec)
+    pulled = own._replace(proximal=Proximal({"share": usage}, 1.0))
+    assert "'usage' has a proximal term" in kernel_spec_of({"mixture": mixture, "usage": pulled}, frozen)
 
 
 @pytest.mark.parametrize(

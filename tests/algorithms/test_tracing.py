@@ -27,7 +27,7 @@ def test_rounds_are_whole_native_epochs_and_the_rest_says_why_not(name):
 
 def test_an_option_that_the_kernels_do_not_know_is_named():
     reasons = native_fallbacks(fedmix(FedMixConfig(entropy=True), tiny_setup("native")), tiny_federation())
-    assert "group 'mixture': the kernels know FedMix's bound without entropy" in reasons[0]
+    assert reasons[0].startswith("group 'mixture': ") and "without entropy" in reasons[0]
 
 
 def test_other_backends_have_nothing_to_fall_back_from():

@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from builders import tiny_federation, tiny_setup
 from fedmoe import trees
+from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.algorithms.fedmix.objective import Objective
 from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.clients.federation import examples, side_by_side
@@ -208,3 +210,27 @@ def test_the_digest_of_the_constants_follows_their_content_alone():
     with torch.no_grad():
         other[3].weight[0, 0] += 1e-6
     assert Network(other).frozen_digest != one.frozen_digest != Network(module).frozen_digest
+
+
+@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_algorithm_sends_or_keeps_them(name, backend):
+    setup = tiny_setup(backend)
+    expert = Network(lambda: freeze(mlp(setup.expert.input_shape, CLASSES, (5, 4)), "1."), "expert", (4,))
+    if backend == "native":
+        expert.go_native()
+    entry, clients = CATALOG[name], [0, 3]
+    algorithm = entry.factory(entry.config(), setup._replace(expert=expert))
+    server, data = algorithm.init_server(0), tiny_federation().data(clients, opted_in_only=True)
+    rng, exchange = Streams(0, "test", 1, tuple(clients)), (*algorithm.round, *algorithm.delivery)[0]
+    sent = exchange.broadcast(server, 0, [])
+    state = algorithm.init_client(sent, 0, 0)
+    received_S, state_S = (trees.stack([tree, tree]) for tree in (sent, state))
+    trees_of = [server, sent, state, *exchange.local_update(received_S, state_S, data, rng)[:2]]
+    if algorithm.personalize:
+        trees_of.append(algorithm.personalize(received_S, state_S, None, data, rng))
+    found = [
+        key for tree in trees_of for one in (tree if isinstance(tree, list) else [tree]) for key in trees.to_named(one)
+    ]
+    assert set(expert.frozen) == {"1.weight", "1.bias"}
+    assert found and not [key for key in found if key.split("/")[-1] in expert.frozen and "gate" not in key]

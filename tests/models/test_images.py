@@ -68,7 +68,7 @@ def test_every_weight_of_experts_and_gates_learns(table, shape, outputs):
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
 
 
-def test_convolutions_are_looped_and_dense_layers_stacked():
+def test_convolutions_are_trained_sequentially_and_dense_layers_batched():
     assert not Network(lambda: LeNet((1, 16, 16), 2, (2, 2), (4,))).batching_pays
     assert Network(lambda: mlp((4,), 2, (3, 3))).batching_pays
 

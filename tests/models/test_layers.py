@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fedmoe.models.images import LeNet, mlp
-from fedmoe.models.layers import all_passes_through, answer_from, layers_of, representation
+from fedmoe.models.layers import all_passes_through, layers_of, output_from, representation
 from fedmoe.models.network import Network
 from fedmoe.models.resnet import resnet
 from fedmoe.models.text import TextLSTM
@@ -53,12 +53,12 @@ def test_a_representation_is_what_the_next_layer_reads():
     torch.testing.assert_close(representation(network, "1", params, x), x)
 
 
-def test_an_answer_from_a_representation_reads_it_instead_of_x_and_leaves_no_trace():
+def test_an_output_from_a_representation_reads_it_instead_of_x_and_leaves_no_trace():
     network, x = Network(lambda: mlp((4,), 3, (5,))), torch.randn(6, 4)
     params, given = network.init(0), torch.randn(6, 5)
-    answer = answer_from(network, "3", params, x, given)
+    answer = output_from(network, "3", params, x, given)
     torch.testing.assert_close(answer, given @ params["3.weight"].T + params["3.bias"])
-    torch.testing.assert_close(network(params, x), answer_from(network, "3", params, x, given=reads(params, x)))
+    torch.testing.assert_close(network(params, x), output_from(network, "3", params, x, given=reads(params, x)))
 
 
 def reads(params, x):

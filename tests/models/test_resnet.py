@@ -56,7 +56,7 @@ def test_an_example_does_not_depend_on_the_others_of_its_batch():
     assert torch.allclose(model(x)[:1], model(x[:1]), atol=1e-5)
 
 
-def test_it_is_looped_and_has_no_running_statistics():
+def test_it_is_trained_sequentially_and_has_no_running_statistics():
     assert not Network(lambda: resnet((1, 8, 8), 3, 8, None)).batching_pays
 
 

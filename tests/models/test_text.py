@@ -67,7 +67,7 @@ class TestTextLSTM:
             model.load_state_dict(weights := {n: v + 0.1 * seed for n, v in network.init(0).items()})
             assert torch.allclose(network(weights, x), model(x), atol=1e-6)
 
-    def test_recurrent_layers_are_looped(self):
+    def test_recurrent_layers_are_trained_sequentially(self):
         assert not Network(lstm).batching_pays
 
 

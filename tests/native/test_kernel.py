@@ -253,7 +253,7 @@ def test_parameters_and_images_with_odd_strides_are_read_right():
 
 # NaN and infinity
 
-STRANGE = [float("nan"), float("inf"), -float("inf")]
+NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 
 
 def pattern(tensor):
@@ -261,17 +261,17 @@ def pattern(tensor):
     return [tensor.isnan().tolist(), (tensor == torch.inf).tolist(), (tensor == -torch.inf).tolist()]
 
 
-@pytest.mark.parametrize("strange", STRANGE)
+@pytest.mark.parametrize("value", NOT_FINITE)
 @pytest.mark.parametrize("place", ["input", "first weight", "last weight", "bias"])
 @pytest.mark.parametrize("pool", [True, False])
-def test_nan_and_infinity_travel_as_in_pytorch(strange, place, pool):
+def test_nan_and_infinity_travel_as_in_pytorch(value, place, pool):
     torch.manual_seed(0)
     block = [nn.Conv2d(2, 3, 3), nn.ReLU(), *([nn.MaxPool2d(2)] if pool else [])]
     module = nn.Sequential(*block, nn.Flatten(), nn.Linear(27 if pool else 108, 3))
     x = torch.randn(3, 2, 8, 8)
     target = {"input": x, "first weight": module[0].weight, "last weight": module[-1].weight, "bias": module[0].bias}
     with torch.no_grad():
-        target[place].view(-1)[5 % target[place].numel()] = strange
+        target[place].view(-1)[5 % target[place].numel()] = value
     kernel, params = kernel_of(module, (2, 8, 8))
     direction = torch.randn(3, 3)
     ours, theirs = (results(net, params, x, direction) for net in (lambda x: kernel(params, x), module))

@@ -76,9 +76,9 @@ def test_groups_on_the_same_data_see_the_same_images(backend):
     assert fitted["experts"]["w"].all() and torch.equal(fitted["experts"]["w"], fitted["gate"]["w"])
 
 
-def test_stacked_equals_looped_and_the_cohort_changes_nothing():
-    together, looped = train([0, 1, 2], "batched", augment="crop_flip"), train([0, 1, 2], augment="crop_flip")
-    for name, tensor in looped.items():
+def test_batched_equals_sequential_and_the_cohort_changes_nothing():
+    together, sequential = train([0, 1, 2], "batched", augment="crop_flip"), train([0, 1, 2], augment="crop_flip")
+    for name, tensor in sequential.items():
         torch.testing.assert_close(together[name], tensor, rtol=1e-4, atol=1e-5)
         assert torch.equal(train([2], augment="crop_flip")[name][0], tensor[2])
         assert not torch.allclose(train([0, 1, 2])[name], tensor, atol=1e-3)

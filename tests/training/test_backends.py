@@ -27,7 +27,7 @@ def test_chains_of_common_layers_run_natively():
     assert missing_kernels(networks, "native") is None
 
 
-def test_without_a_compiler_dense_models_are_stacked_and_a_single_convolution_makes_the_loop(no_compiler):
+def test_without_a_compiler_dense_models_are_batched_and_a_convolution_makes_all_sequential(no_compiler):
     assert choose_backend([dense(), dense()]) == "batched"
     assert choose_backend([dense(), image()]) == choose_backend([image(), dense()]) == "sequential"
     assert "no-such-compiler" in missing_kernels([dense()], "batched")
@@ -41,7 +41,7 @@ def test_kernels_that_are_missing_or_not_from_the_cache_are_noted(no_compiler, m
     assert kernel_notes([image()], "sequential") == [missing_kernels([image()], "sequential")]
 
 
-def test_one_network_that_the_kernels_do_not_know_takes_all_to_the_general_ways():
+def test_one_network_that_the_kernels_do_not_know_takes_all_to_pytorch():
     odd = Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1)), "expert", (4,))
     assert choose_backend([odd, dense()]) == "sequential" and "Dropout" in reason([odd, dense()], "sequential")
     assert missing_kernels([odd], "sequential") is None  # a compiler would not help

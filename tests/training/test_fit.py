@@ -65,7 +65,7 @@ def starts(network, size):
     patience=st.sampled_from([None, 1, 2]),
     extras=st.booleans(),
 )
-def test_stacked_equals_looped(sizes, held_out, schedule, optimizer, patience, extras):
+def test_batched_equals_sequential(sizes, held_out, schedule, optimizer, patience, extras):
     """Ragged clients, two groups that read each other, noise, a term per batch, frozen parts, early stopping."""
     network, clients = linear(), len(sizes)
     train = side_by_side([points(size, seed) for seed, size in enumerate(sizes)])
@@ -293,7 +293,7 @@ def test_dropout_trains_deterministically_and_leaves_the_global_generator_alone(
     assert not torch.allclose(train(1), without)
 
 
-def test_a_module_that_cannot_be_stacked_says_what_to_do():
+def test_a_module_that_cannot_be_batched_says_what_to_do():
     network = Network(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)))
     group = Group(starts(network, 2), ClassifierLoss(network), side_by_side([points(3, 0), points(3, 1)]), Sgd(0.3))
     with pytest.raises(ConfigError, match=r"cannot be trained batched.*engine.backend = 'sequential'"):

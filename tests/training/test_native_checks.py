@@ -175,10 +175,24 @@ def test_fedmix_parts_of_another_model_are_refused(options, message):
         fedmix(**options)
 
 
+def test_side_information_and_experts_of_other_clients_or_examples_are_refused():
+    def bind(condition_SN, expert_ids_SH):
+        in_use_SH = torch.ones_like(expert_ids_SH, dtype=torch.bool)
+        kernel = FedMixKernel(3, HIDDEN, 2, (2, 4), condition_SN, expert_ids_SH, in_use_SH, torch.zeros(2, 2))
+        return kernel.bind({"posterior": 0, "gate/weight": 0, "gate/bias": 0}, {})
+
+    values_SN, ids_SH = torch.zeros(2, 4).long(), torch.zeros(2, 3).long()
+    assert bind(values_SN, ids_SH).function == "fedmoe_train_fedmix"
+    with pytest.raises(MessageError, match=r"conditioned on is int64 of shape \(2, 3\).*\(2, 4\)"):
+        bind(values_SN[:, :3], ids_SH)
+    with pytest.raises(MessageError, match=r"expert_ids is int64 of shape \(1, 3\).*\(2, 3\)"):
+        bind(values_SN, ids_SH[:1])
+
+
 def test_a_clients_own_q_of_another_model_is_refused():
     kernel = FedMixKernel(
-        3, HIDDEN, None, torch.zeros(2, 4).long(), torch.zeros(2, 3).long(), torch.ones(2, 3).bool(), torch.zeros(2, 0),
-        usage_group="usage",
+        3, HIDDEN, None, (2, 4), torch.zeros(2, 4).long(), torch.zeros(2, 3).long(), torch.ones(2, 3).bool(),
+        torch.zeros(2, 0), usage_group="usage",
     )  # fmt: skip
     with pytest.raises(MessageError, match=r"usage is float32 of shape \(2, 2\)"):
         kernel.bind({"gate/weight": 0, "gate/bias": 0}, {"usage": torch.zeros(2, 2)})

@@ -24,7 +24,7 @@ from fedmoe.training.native_epochs import shuffled as native_shuffled
 from fedmoe.training.optimizers import Adam, Sgd
 
 # Adam's epsilon is well above the rounding of gradients throughout: else a gradient that is zero but for rounding moves
-# a weight as far as any other, and no two ways of computing agree.
+# a weight as far as any other, and no two orders of summation agree.
 SHAPE = (2, 16, 16)
 COUNTS = (7, 1, 0, 12)
 
@@ -54,10 +54,10 @@ def train(backend, optimizer, schedule, stopping_rows=None, counts=COUNTS, **gro
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.1), Sgd(0.1, momentum=0.9), Adam(1e-3, epsilon=1e-3)])
 @pytest.mark.parametrize("schedule", [Schedule(5, epochs=3), Schedule(5, steps=4)])
-def test_native_training_equals_the_loop_for_ragged_and_empty_clients(optimizer, schedule):
-    native, looped = train("native", optimizer, schedule), train("sequential", optimizer, schedule)
-    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, looped)
-    assert native.epochs_S.tolist() == looped.epochs_S.tolist()
+def test_native_training_equals_sequential_training_for_ragged_and_empty_clients(optimizer, schedule):
+    native, sequential = train("native", optimizer, schedule), train("sequential", optimizer, schedule)
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, sequential)
+    assert native.epochs_S.tolist() == sequential.epochs_S.tolist()
     assert native.loss_S[2] == 0 and torch.equal(native.params["model"]["head.0.bias"][2], make_bias(2))
 
 
@@ -82,7 +82,7 @@ def test_repetitions_and_company_change_no_bit():
     assert all(map(torch.equal, trees.leaves(first), trees.leaves(alone)))
 
 
-def test_embedded_words_train_natively_as_in_the_loop():
+def test_embedded_words_train_natively_as_sequentially():
     trained = {}
     for backend in ("native", "sequential"):
         network = Network(lambda: nn.Sequential(nn.EmbeddingBag(9, 5), nn.Linear(5, 3)), input_shape=(4,))
@@ -119,12 +119,12 @@ def train_mixture(backend, *, second_is_trained, optimizer):
 
 @pytest.mark.parametrize("second_is_trained", [True, False])
 @pytest.mark.parametrize("optimizer", [Sgd(0.1), Adam(1e-3, epsilon=1e-3)])
-def test_a_mixture_trains_natively_as_in_the_loop(second_is_trained, optimizer):
-    native, looped = (
+def test_a_mixture_trains_natively_as_sequentially(second_is_trained, optimizer):
+    native, sequential = (
         train_mixture(backend, second_is_trained=second_is_trained, optimizer=optimizer)
         for backend in ("native", "sequential")
     )
-    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, looped)
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, sequential)
 
 
 def test_a_mixture_with_a_gate_that_is_sure_stays_finite_where_its_expert_can_be_right():
@@ -168,8 +168,8 @@ def test_a_loss_with_more_to_it_trains_natively_step_by_step():
     def with_term(backend):
         return train(backend, Sgd(0.1), Schedule(5, epochs=2), batch_term=weight_decay)
 
-    native, looped = with_term("native"), with_term("sequential")
-    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, looped)
+    native, sequential = with_term("native"), with_term("sequential")
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, sequential)
 
 
 def weight_decay(trainable, _frozen, _batch, _real):

@@ -32,7 +32,7 @@ from fedmoe.algorithms.partial_personalization import (
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
 from fedmoe.errors import ConfigError
-from fedmoe.models.layers import all_passes_through, answer_from, layers_of, representation
+from fedmoe.models.layers import all_passes_through, layers_of, output_from, representation
 from fedmoe.models.network import Network
 
 
@@ -104,4 +104,4 @@ def ensemble(network: Network, first_shared: str, shared: Broadcast, x: Tensor) 
     total = torch.zeros(())
     for model in models:
         total = total + representation(network, first_shared, model, x)
-    return answer_from(network, first_shared, models[0], x, total / count)
+    return output_from(network, first_shared, models[0], x, total / count)

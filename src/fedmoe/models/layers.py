@@ -43,28 +43,28 @@ def _opened(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:
 
 def representation(network: Network, layer: str, params: Tensors, x: Tensor) -> Tensor:
     """The input of `layer`: what the layers before it make of x."""
-    heard: list[Tensor] = []
-    hook = network.module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
+    received: list[Tensor] = []
+    hook = network.module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: received.append(inputs[0]))
     try:
-        network.ask_module(params, x)
+        network.call_module(params, x)
     finally:
         hook.remove()
-    return heard[0]
+    return received[0]
 
 
-def answer_from(network: Network, layer: str, params: Tensors, x: Tensor, given: Tensor) -> Tensor:
-    """The network's answer with `given` in place of what `layer` would read. x only gives the shapes."""
+def output_from(network: Network, layer: str, params: Tensors, x: Tensor, given: Tensor) -> Tensor:
+    """The network's output with `given` in place of what `layer` would read. x only gives the shapes."""
     hook = network.module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: (given, *inputs[1:]))
     try:
-        return network.ask_module(params, x)
+        return network.call_module(params, x)
     finally:
         hook.remove()
 
 
 def all_passes_through(network: Network, layer: str, params: Tensors, x: Tensor) -> bool:
-    """Whether the answer depends on x through the input of `layer` alone: no shortcut leads around it."""
+    """Whether the output depends on x through the input of `layer` alone: no shortcut leads around it."""
     with torch.no_grad():
         given = representation(network, layer, params, x)
         return torch.equal(
-            network.ask_module(params, x), answer_from(network, layer, params, torch.zeros_like(x), given)
+            network.call_module(params, x), output_from(network, layer, params, torch.zeros_like(x), given)
         )

@@ -4,7 +4,6 @@ import contextlib
 import copy
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from fedmoe.core_types import Tensors
 from fedmoe.errors import ConfigError, MessageError
 from fedmoe.models.dense import cohort_forward
 from fedmoe.models.fingerprint import structure_fingerprint, tensors_digest
+from fedmoe.models.parameters import frozen_parameters, inputs_of, parameter_places, trained_parameters
 from fedmoe.native.build import NoKernels
 from fedmoe.native.kernel import Kernel
 from fedmoe.native.program import Program, Unsupported, program_of, without_output
@@ -27,9 +27,6 @@ BATCHING_PAYS = (
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.Flatten, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU,
     nn.LogSoftmax, nn.Softmax,
 )  # fmt: skip
-
-# The dicts in which modules hold a parameter, and its name there: several where weights are tied.
-Places = dict[str, list[tuple[dict[str, Any], str]]]
 
 
 class Network:
@@ -52,10 +49,10 @@ class Network:
         self._source = source
         self._module = copy.deepcopy(source) if isinstance(source, nn.Module) else self._build(0)
         self._refuse_running_statistics()
-        self._start = _weights(self._module)
-        self.frozen: Tensors = _constants(self._module)
+        self._start = trained_parameters(self._module)
+        self.frozen: Tensors = frozen_parameters(self._module)
         self._refuse_nothing_to_train()
-        self._places = _places(self._module)
+        self._places = parameter_places(self._module)
         self._cohort_forward = cohort_forward(self._module)
         self._installed: Tensors | None = None
         self._output_input: list[Tensor] | None = None
@@ -66,9 +63,9 @@ class Network:
     def __call__(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
         if self.native:
             return self.native(self._weights_of(self.native, params), x)
-        return self.ask_module(params, x, training=training)
+        return self.call_module(params, x, training=training)
 
-    def ask_module(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
+    def call_module(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
         """The module itself, also where the kernels compute everything else: its hooks are called."""
         if params is not self._installed:
             self._install(params)
@@ -151,8 +148,8 @@ class Network:
             own = {**self.frozen, **params}
             return F.linear(features, own[weight], own[bias] if bias else None), features
         if self._output_input is None:
-            self._output_input = _listen(self._output_layer)
-        scores = self.ask_module(params, x, training=training)
+            self._output_input = inputs_of(self._output_layer)
+        scores = self.call_module(params, x, training=training)
         return scores, self._output_input.pop()
 
     @property
@@ -192,7 +189,7 @@ class Network:
         """Fresh weights, without the frozen ones, for a path such as (run seed, "expert"): same path, same weights."""
         if isinstance(self._source, nn.Module):
             return {name: tensor.clone() for name, tensor in self._start.items()}
-        return _weights(self._build(derive_seed(*path)))
+        return trained_parameters(self._build(derive_seed(*path)))
 
     @property
     def num_weights(self) -> int:
@@ -258,34 +255,3 @@ class Network:
                     f"layer {name!r} of the {self.name} is a {type(layer).__name__}: its statistics do not average "
                     "over clients and mix the examples of a batch. Use nn.GroupNorm or nn.LayerNorm."
                 )
-
-
-def _weights(module: nn.Module) -> Tensors:
-    """Copies of what is trained, in the order of names: the order in which messages and files give them back."""
-    return {name: p.detach().clone() for name, p in sorted(module.named_parameters()) if p.requires_grad}
-
-
-def _constants(module: nn.Module) -> Tensors:
-    return {name: p.detach().clone() for name, p in sorted(module.named_parameters()) if not p.requires_grad}
-
-
-def _listen(layer: nn.Module) -> list[Tensor]:
-    """A list that receives the input of `layer` at every call."""
-    heard: list[Tensor] = []
-
-    def hear(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        heard[:] = [inputs[0]]
-
-    layer.register_forward_pre_hook(hear)
-    return heard
-
-
-def _places(module: nn.Module) -> Places:
-    """Of the parameters that are trained; the frozen ones stay where they are."""
-    names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    places: Places = {name: [] for name in names.values()}
-    for part in module.modules():
-        for attribute, parameter in part._parameters.items():
-            if id(parameter) in names:
-                places[names[id(parameter)]].append((part._parameters, attribute))
-    return places

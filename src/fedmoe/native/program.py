@@ -1,7 +1,7 @@
 """From an `nn.Module` to the list of layers that the native kernels run; or the reason why they cannot.
 
 The module's own forward is traced (torch.fx), so a chain is found whether it is an `nn.Sequential` or plain code that
-calls `F.relu` and `flatten`. Anything but one straight chain of the layers below goes the general ways.
+calls `F.relu` and `flatten`. Anything but one straight chain of the layers below is left to PyTorch.
 """
 
 import itertools
@@ -81,7 +81,7 @@ class Program(NamedTuple):
     num_outputs: int
 
 
-class Unsupported(Exception):  # noqa: N818 (not an error: the general ways take over)
+class Unsupported(Exception):  # noqa: N818 (not an error: PyTorch takes over)
     """Why a module is no chain of the layers that the kernels know."""
 
 

@@ -1,6 +1,6 @@
 """Training images changed a little each time they are seen: what is drawn for an example, and what that does to it.
 
-Draws come from a client's own stream, one per example, so neither the cohort nor the way of training changes them; the
+Draws come from a client's own stream, one per example, so neither the cohort nor the backend changes them; the
 groups of one fit see the same images. Validation and test images are never changed.
 Shape suffixes: B examples, H height, W width.
 """

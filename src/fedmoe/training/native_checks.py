@@ -52,9 +52,11 @@ def readable_images(kernels: Sequence[Kernel], data: Examples, counts: Sequence[
         )
     if min(counts) < 0 or max(counts) > data.y.shape[1]:
         raise DataError(f"clients have {counts} examples, but the data have {data.y.shape[1]} rows for each.")
-    for kernel in kernels[1:]:
-        kernel.check_examples(data.x)
-    return next((kernel for kernel in kernels if kernel.pads_images), kernels[0]).images(data.x)
+    reader = next((kernel for kernel in kernels if kernel.pads_images), kernels[0])
+    for kernel in kernels:
+        if kernel is not reader:  # which checks them itself
+            kernel.check_examples(data.x)
+    return reader.images(data.x)
 
 
 def check_labels(y_SN: Tensor, num_outputs: int) -> None:

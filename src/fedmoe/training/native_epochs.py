@@ -82,6 +82,9 @@ def kernel_spec_of(groups: Mapping[str, "Group"], frozen: Tree) -> KernelSpec | 
     known = {name} | (spec.objective.other_groups if spec.objective else set())
     if groups.keys() != known:
         return f"the groups {', '.join(map(repr, groups))} are trained together"
+    for other in known - {name}:
+        if groups[other].proximal or groups[other].gradient_offset is not None:
+            return f"group {other!r} has a proximal term or a gradient offset beside {name!r}"
     for feature in ("batch_term", "noise", "augmentation"):
         if getattr(group, feature):
             return f"group {name!r} has {'an' if feature[0] == 'a' else 'a'} {feature}"

@@ -34,6 +34,7 @@ class FedMixKernel:
     num_experts: int
     num_features: int
     num_values: int | None  # R; None where every client has a q of its own, the group `usage_group`
+    shape_of_labels: tuple[int, ...]  # (S, N)
     condition_SN: Tensor  # of each example: which row of q
     expert_ids_SH: Tensor
     in_use_SH: Tensor  # bool
@@ -64,7 +65,7 @@ class FedMixKernel:
         return Objective(self.function, settings, inputs)
 
     def _check(self, usage_SK: Tensor | None) -> None:
-        size, held = self.expert_ids_SH.shape
+        size, held = self.shape_of_labels[0], self.expert_ids_SH.shape[1]
         check_tensor("expert_ids", self.expert_ids_SH, (size, held), torch.int64)
         check_tensor("in_use", self.in_use_SH, (size, held), torch.bool)
         lowest, highest = (int(k) for k in self.expert_ids_SH.aminmax()) if held and size else (0, 0)
@@ -77,7 +78,7 @@ class FedMixKernel:
             check_tensor("usage", usage_SK, (size, self.num_experts))
             return
         check_tensor("shares", self.shares_SR, (size, self.num_values or 0))
-        check_tensor("the values that q is conditioned on", self.condition_SN, self.condition_SN.shape, torch.int64)
+        check_tensor("the values that q is conditioned on", self.condition_SN, self.shape_of_labels, torch.int64)
         lowest, highest = (int(r) for r in self.condition_SN.aminmax()) if self.condition_SN.numel() else (0, 0)
         if lowest < 0 or highest >= (self.num_values or 0):
             raise DataError(

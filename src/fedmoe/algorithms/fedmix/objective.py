@@ -172,6 +172,7 @@ class Objective:
             num_experts=config.num_experts,
             num_features=self.network.num_features,
             num_values=None if own_q else params_S["posterior"].shape[1],
+            shape_of_labels=tuple(data.y.shape),
             condition_SN=condition_values(config, data.y, data.extra),
             expert_ids_SH=frozen_S["expert_ids"],
             in_use_SH=frozen_S["in_use"],
