@@ -253,11 +253,13 @@ class _Run:
         return (None if changed is None else read_results(self.run.path)), []
 
     def _shown_again(self, session: Session, checkpoint: Checkpoint | None, results: dict[str, Any]) -> Result:
-        """Nothing is computed or written, but clients' models can be asked for."""
+        """Nothing is written, and computed only what is missing of the clients' models, which can be asked for."""
         if checkpoint:
             records = [event for event in self.run.read_metrics() if event["event"] in STEPS]
             session.resume(checkpoint.round, checkpoint.server, records)
         session.deliver(self._scored_clients())
+        if self.algorithm.personalize:
+            list(session.personalize())
         return Result(results, self.run.path, session)
 
     def _finish(self, session: Session, scores: Sequence[Score], seconds: float) -> Result:

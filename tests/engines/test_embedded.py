@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from builders import tiny_federation
+from builders import RUN_ID, tiny_parts, tiny_setup
 from contract.probes import PROBES
 from fedmoe.engines import embedded
 from fedmoe.engines.embedded import Forked, InProcess, start
@@ -26,7 +26,7 @@ PATIENCE = 20.0  # seconds: a bound, not a delay
 
 
 class Echo:
-    """Stands where a Worker would: answers a frame with itself, unless the frame says how to die."""
+    """Stands where a Worker would: replies to a frame with itself, unless the frame says how to die."""
 
     def handle(self, frame: bytes) -> bytes:
         if frame.startswith(b"exit"):
@@ -60,12 +60,12 @@ class Lifeline:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_every_frame_is_answered_under_its_index(num_workers: int) -> None:
+def test_every_frame_gets_its_reply_under_its_index(num_workers: int) -> None:
     frames = [f"frame {index}".encode() for index in range(7)]
     with start(Echo(), num_workers) as transport:  # type: ignore[arg-type]
-        answers = dict(transport.run(frames))
+        replies = dict(transport.run(frames))
         assert list(transport.run([])) == []
-    assert answers == dict(enumerate(frames))
+    assert replies == dict(enumerate(frames))
 
 
 def test_one_worker_needs_no_process() -> None:
@@ -73,7 +73,7 @@ def test_one_worker_needs_no_process() -> None:
     assert isinstance(start(Echo(), 2), Forked)  # type: ignore[arg-type]
 
 
-def test_a_single_frame_is_answered_here_without_waking_anyone() -> None:
+def test_a_single_frame_is_handled_here_without_waking_anyone() -> None:
     class WhoAmI(Echo):
         def handle(self, frame: bytes) -> bytes:
             return str(os.getpid()).encode()
@@ -93,7 +93,7 @@ def test_a_large_frame_passes() -> None:
 
 
 @pytest.mark.parametrize(("order", "code"), [(b"exit3", "exit code 3"), (b"kill", "exit code -9")])
-def test_the_death_of_a_worker_is_told(order: bytes, code: str) -> None:
+def test_the_death_of_a_worker_is_reported(order: bytes, code: str) -> None:
     with pytest.raises(RunError, match=code), forked(2) as transport:
         list(transport.run([b"fine", order, b"fine", b"fine"]))
 
@@ -109,7 +109,7 @@ def test_a_worker_that_outlives_the_engine_says_nothing(capfd: pytest.CaptureFix
     assert capfd.readouterr().err == ""
 
 
-def test_a_worker_that_died_between_two_calls_is_told() -> None:
+def test_a_worker_that_died_between_two_calls_is_reported() -> None:
     with pytest.raises(RunError, match="exit code -9"), forked(2) as transport:
         list(transport.run([b"fine", b"fine"]))
         transport._processes[0].kill()
@@ -117,7 +117,7 @@ def test_a_worker_that_died_between_two_calls_is_told() -> None:
         list(transport.run([b"fine", b"fine"]))
 
 
-def test_a_worker_that_dies_within_a_frame_is_told() -> None:
+def test_a_worker_that_dies_within_a_frame_is_reported() -> None:
     """Half of its reply has arrived, and the rest never will."""
 
     class Half(Echo):
@@ -158,7 +158,7 @@ def test_transports_of_this_machine_are_trusted() -> None:
     assert InProcess.trusted and Forked.trusted
 
 
-def test_too_few_descriptors_are_told_and_no_worker_stays_behind() -> None:
+def test_too_few_descriptors_are_reported_and_no_worker_stays_behind() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with Lifeline() as lifeline:
         lowest = os.dup(0)
@@ -318,7 +318,8 @@ def test_the_coordinator_computes_with_one_thread_while_workers_run():
 def test_the_private_store_is_made_before_workers_are_forked(tmp_path):
     """Several connections that each switch a new file to a write-ahead log find it locked."""
     path = tmp_path / "private.sqlite"
-    Worker(PROBES["pruned_experts"].factory, tiny_federation(), path, 0)  # type: ignore[arg-type]
+    probe = PROBES["pruned_experts"]
+    Worker(tiny_parts(probe.factory(probe.config(), tiny_setup())), path, RUN_ID)
     with closing(sqlite3.connect(path)) as made:
         assert made.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert made.execute("SELECT COUNT(*) FROM state").fetchone() == (0,)

@@ -102,8 +102,7 @@ class Forked:
             self._end(patience=0)
             reason, remedy = explained(error)
             raise RunError(
-                f"{self._num_workers} worker processes could not be started: {reason}. Use fewer engine.workers, or "
-                f"{remedy}."
+                f"{self._num_workers} worker processes could not be started: {reason}. To go on, {remedy}."
             ) from error
         self._while_open.enter_context(at_stop(self._wake))
         return self

@@ -17,6 +17,8 @@ REASONS = {
     errno.EDQUOT: ("the disk is full (your quota is used up)", "make room"),
     errno.EMFILE: ("too many files are open", "raise the limit (ulimit -n) or use fewer engine.workers"),
     errno.ENFILE: ("too many files are open on this machine", "close some programs"),
+    errno.EAGAIN: ("the limit of processes is reached", "use fewer engine.workers"),
+    errno.ENOMEM: ("memory is short", "use fewer engine.workers"),
     errno.EISDIR: ("a folder is in its place", "move that folder away"),
     errno.ENOTDIR: ("a file is where a folder should be", "move that file away"),
     errno.ELOOP: ("it is a symbolic link, which is not followed", "remove the link"),
