@@ -268,6 +268,8 @@ def test_an_audit_of_a_folder_of_runs_names_them(fedmoe, config: Path) -> None: 
 def test_run_and_compare_of_one_config_do_not_share_a_folder(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     assert [fedmoe(command, config).code for command in ("run", "compare", "run")] == [0, 0, 0]
     assert (tmp_path / "runs/small-comparison/report.html").exists()
+    stored = json.loads((tmp_path / "runs/small-comparison/fedavg-seed0/results.json").read_bytes())
+    assert stored["name"] == "small-comparison/fedavg-seed0"  # where it is, below runs/
 
 
 @pytest.mark.parametrize(
@@ -333,7 +335,7 @@ def test_a_run_that_was_begun_natively_is_not_finished_otherwise(  # type: ignor
     assert again.code == 2 and "a run must end the way it began" in again.out
 
 
-def test_a_config_that_no_algorithm_takes_leaves_no_folder_claimed(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_config_that_no_algorithm_takes_leaves_no_folder_behind(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     odd = ("--set", "algorithm.name=fedmix", "--set", "algorithm.condition=angle")
     refused = fedmoe("run", config, "--dir", tmp_path / "run", *odd)
     assert refused.code == 2 and "carry no such side information" in refused.out
