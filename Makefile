@@ -4,13 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench bench-peers clean
+.PHONY: demo test fuzz check format bench bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/fedmoe compare configs/digits.toml --dir runs/demo
 
 test: check
 	$(BIN)/python -m pytest -n 2
+
+# `make test` runs the same examples every time; this searches for others, FUZZ_RUNS times.
+FUZZ_RUNS ?= 5
+fuzz: $(STAMP)
+	for run in $$(seq $(FUZZ_RUNS)); do \
+	  FEDMOE_TEST_PROFILE=fuzz $(BIN)/python -m pytest -n 2 -q -m hypothesis tests || exit 1; \
+	done
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks

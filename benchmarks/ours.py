@@ -6,8 +6,10 @@ Waits for numbers of rounds on standard input; `against_loops.py` and `against_p
 """
 
 import argparse
+import functools
+import itertools
 import tempfile
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +19,24 @@ from workloads import NUM_CLASSES, WORKLOADS, Workload, client_data
 
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm
-from fedmoe.algorithms.fedavg import Broadcast
+from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig
 from fedmoe.algorithms.setup import AlgorithmSetup
-from fedmoe.algorithms.specialist_mixture import PersonalState, mixture_losses, with_general_answers
-from fedmoe.assembly import build_algorithm, build_networks, resolve_backend
+from fedmoe.algorithms.specialist_mixture import (
+    PersonalState,
+    mixture_losses,
+    specialist_mixture,
+    with_general_outputs,
+)
+from fedmoe.assembly import Parts, build
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.config import ExperimentConfig, parse_config
 from fedmoe.core_types import ClientData
-from fedmoe.engines.embedded import Forked, InProcess, default_workers, start
-from fedmoe.engines.manifest import Manifest
-from fedmoe.engines.session import Coordinator
-from fedmoe.engines.worker import Worker
+from fedmoe.engines.catalog import open_transport
+from fedmoe.engines.embedded import default_workers
+from fedmoe.engines.protocol import Transport
+from fedmoe.engines.session import Session
 from fedmoe.result import versions
 from fedmoe.streams import Streams
-from fedmoe.training.backends import cohort_size
-from fedmoe.training.inference import Backend
-from fedmoe.training.local import train_mixture
 
 MODELS = {
     "cnn": {"name": "small_cnn"},
@@ -62,21 +66,17 @@ def config_of(workload: Workload) -> ExperimentConfig:
     )
 
 
-def built(workload: Workload, federation: Federation) -> tuple[Algorithm, Backend, Callable[[int], int]]:
-    """As a run builds it, in the way that the library chooses; of the mixture's personalisation the second half."""
-    config = config_of(workload)
-    networks = build_networks(config.model, federation, None, None)
-    backend = resolve_backend(config, networks)
-    algorithm = build_algorithm(config, federation, networks, backend)
-    size = cohort_size(networks, backend)
+def built(workload: Workload, federation: Federation) -> Parts:
+    """As a run builds it, on the backend that the library chooses; of the mixture's personalisation the second half."""
     if workload.averages:
-        return algorithm, backend, size
-    plan = config.training.personal
-    setup = AlgorithmSetup(*networks, plan, plan, plan, workload.clients_per_round, backend)
-    stage = algorithm._replace(
-        personalize=lambda shared, _client, _personal, data, rng: mixture_stage(setup, shared, data, rng)
-    )
-    return stage, backend, size
+        return build(config_of(workload), federation=federation)
+
+    def stage(setup: AlgorithmSetup) -> Algorithm:
+        return specialist_mixture(FedAvgConfig(validate_every=10**9), setup)._replace(
+            personalize=lambda shared, _client, _personal, data, rng: mixture_stage(setup, shared, data, rng)
+        )
+
+    return build(config_of(workload), federation=federation, algorithm=stage)
 
 
 def mixture_stage(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
@@ -85,8 +85,8 @@ def mixture_stage(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rn
         "specialist": shared.model,
         "gate": trees.stack([setup.gate.init(seed) for seed in rng.seeds("gate")]),
     }
-    data = data.map(lambda part: with_general_answers(setup, shared, part))
-    return PersonalState(**train_mixture(begin, mixture_losses(setup), data, setup.personal, rng, setup.backend))
+    data = data.map(lambda part: with_general_outputs(setup, shared, part))
+    return PersonalState(**setup.personal.train_mixture(begin, mixture_losses(setup), data, rng))
 
 
 def federation_of(workload: Workload) -> Federation:
@@ -103,36 +103,31 @@ def federation_of(workload: Workload) -> Federation:
 
 
 class Ours:
-    """Rounds of the coordinator; for the mixture a round is the personalisation of all clients."""
+    """Rounds of a session; for the mixture a round is the personalisation of all clients."""
 
-    def __init__(self, workload: Workload, folder: Path) -> None:
-        self.workload, self.federation = workload, federation_of(workload)
-        self.algorithm, self.backend, self.cohort_size = built(workload, self.federation)
-        self.worker = Worker(self.algorithm, self.federation, folder / "private.sqlite", 0)
-        self.server, self.round = self.algorithm.init_server(0), 0
+    def __init__(self, workload: Workload) -> None:
+        self.workload, self.parts = workload, built(workload, federation_of(workload))
+        self.ends = itertools.count(10**9)  # no round is the last one, which would validate
 
-    def start(self) -> InProcess | Forked:
-        return start(self.worker, default_workers())
-
-    def run(self, transport: InProcess | Forked, rounds: int) -> None:
+    def run(self, transport: Transport, rounds: int) -> None:
         for _ in range(rounds):
-            self.round += 1
-            # Never the last round, which would validate; another end each time, so that everyone is personalised anew.
-            coordinator = Coordinator(
-                self.algorithm,
-                self.federation,
-                transport,
-                seed=0,
-                rounds=10**9 + self.round,
-                cohort_size=self.cohort_size,
-                manifest=Manifest(),
-            )
             if self.workload.averages:
-                self.server, _ = coordinator.run_round(self.server, self.round)
+                self.session(transport).next_round()
             else:
-                kept = coordinator.deliver(self.server, range(self.workload.num_clients))
-                for _clients in coordinator.personalize(kept):
+                # Another end each time, so that everyone is personalised anew.
+                session = Session(with_rounds(self.parts, next(self.ends)), transport)
+                session.deliver(range(self.workload.num_clients))
+                for _clients in session.personalize():
                     pass
+
+    @functools.cache  # noqa: B019 (one object per process)
+    def session(self, transport: Transport) -> Session:
+        return Session(with_rounds(self.parts, next(self.ends)), transport)
+
+
+def with_rounds(parts: Parts, rounds: int) -> Parts:
+    schedule = parts.config.schedule.model_copy(update={"rounds": rounds})
+    return replace(parts, config=parts.config.model_copy(update={"schedule": schedule}))
 
 
 def main() -> None:
@@ -140,12 +135,15 @@ def main() -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     workload = WORKLOADS[parser.parse_args().workload]
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        ours = Ours(workload, Path(folder))
-        with ours.start() as transport:
-            size = ours.cohort_size(workload.clients_per_round)
-            about = {"backend": ours.backend, "workers": default_workers(), "cohort_size": size}
-            serve(lambda rounds: ours.run(transport, rounds), **about, **versions())
+    ours = Ours(workload)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_transport(ours.parts, Path(folder) / "private.sqlite", "benchmark") as transport,
+    ):
+        size = ours.parts.cohort_size
+        assert callable(size)
+        about = {"workers": default_workers(), "cohort_size": size(workload.clients_per_round)}
+        serve(lambda rounds: ours.run(transport, rounds), backend=ours.parts.backend, **about, **versions())
 
 
 if __name__ == "__main__":

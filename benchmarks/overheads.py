@@ -17,7 +17,7 @@ from fedmoe.algorithms.fedavg import init_server
 from fedmoe.models.images import SmallCNN
 from fedmoe.models.network import Network
 from fedmoe.result import versions
-from fedmoe.storage.checkpoints import save_checkpoint
+from fedmoe.storage.checkpoints import Checkpoint, save_checkpoint
 
 
 def seconds_to_start(code: str) -> float:
@@ -35,7 +35,7 @@ def milliseconds_per_checkpoint() -> float:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(20):
             start = time.perf_counter()
-            save_checkpoint(Path(folder), number, server, {})
+            save_checkpoint(Path(folder), Checkpoint(number, server, {}), "run")
             times.append(1000 * (time.perf_counter() - start))
     return statistics.median(times)
 

@@ -23,7 +23,6 @@ import torch
 from record import record
 from torch import Tensor
 
-from fedmoe import trees
 from fedmoe.clients.generated import generated_federation
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import parse_config
@@ -60,20 +59,18 @@ def measure_rounds(population: int, rounds: int, folder: Path) -> float:
 
 def measure_store(population: int, folder: Path) -> float:
     """Milliseconds to read and write 100 private states beside those of everyone else."""
-    store = PrivateStore(folder / "private.sqlite")
-    blob = trees.to_bytes(Gate(torch.zeros(64)))
-    store._db.execute("BEGIN")
-    store._db.executemany(
-        "INSERT INTO state VALUES ('client', ?, 0, ?)", ((client, blob) for client in range(population))
-    )
-    store._db.execute("COMMIT")
+    store = PrivateStore(folder / "private.sqlite", "run")
+    for first in range(0, population, 10_000):
+        store.save("client", {client: Gate(torch.zeros(64)) for client in range(first, first + 10_000)}, 0)
     rng, times = np.random.default_rng(0), []
-    for clock in range(1, 12):
+    versions: dict[int, int] = {}
+    for version in range(1, 12):
         sampled = rng.choice(population, SAMPLED, replace=False).tolist()
         start = time.perf_counter()
-        states = {client: store.load("client", Gate, client, clock) for client in sampled}
-        store.save("client", states, clock)
+        states = {client: store.load("client", Gate, client, versions.get(client, 0)) for client in sampled}
+        store.save("client", states, version)
         times.append(1000 * (time.perf_counter() - start))
+        versions |= dict.fromkeys(sampled, version)
     return statistics.median(times)
 
 

@@ -29,14 +29,14 @@ PARTS: list[tuple[Any, str, str]] = [
     (Trainer, "run", "kernels"),
     (fedavg, "train_classifier", "trainer around the kernels"),
     (federation, "side_by_side", "clients' examples side by side"),
-    (wire, "encode_answer", "answers to bytes"),
-    (wire, "decode_answer", "bytes to answers"),
+    (wire, "encode_reply", "replies to bytes"),
+    (wire, "decode_reply", "bytes to replies"),
     (wire, "encode", "broadcast to bytes"),
     (wire, "decode", "bytes to broadcast"),
     (wire, "pack", "frames"),
     (wire, "unpack", "frames"),
-    (replies, "faults_in_updates", "checks at the door"),
-    (replies, "faults_in_reports", "checks at the door"),
+    (replies, "update_rejections", "update checks"),
+    (replies, "report_rejections", "update checks"),
     (fedavg, "aggregate", "average"),
 ]
 

@@ -27,9 +27,9 @@ def recovered(folder: Path) -> tuple[list[float], list[float]]:
     by_expert, by_likeness = [], []
     likeness = AgglomerativeClustering(n_clusters=len(np.unique(domains)), linkage="average")
     for event in run.read_metrics():
-        told = event.get("experts", {}).get("assignment")
-        if told and told["of"] == "client":
-            usage = np.array(told["shares"])
+        assignment = event.get("experts", {}).get("assignment")
+        if assignment and assignment["of"] == "client":
+            usage = np.array(assignment["shares"])
             true = domains[: len(usage)]
             by_expert.append(float(adjusted_rand_score(true, usage.argmax(1))))
             by_likeness.append(float(adjusted_rand_score(true, likeness.fit_predict(usage))))

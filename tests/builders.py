@@ -18,21 +18,23 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fedmoe import trees, wire
+from fedmoe import assembly, trees, wire
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.setup import AlgorithmSetup
+from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.config import ExperimentConfig, parse_config
 from fedmoe.core_types import ClientId, Examples, Tensors, Tree
-from fedmoe.engines.embedded import start
-from fedmoe.engines.manifest import Manifest
-from fedmoe.engines.session import Coordinator, RoundRecord, Transport
-from fedmoe.engines.worker import Worker
+from fedmoe.engines.catalog import open_transport
+from fedmoe.engines.protocol import Transport
+from fedmoe.engines.session import RoundRecord, Session
 from fedmoe.evaluation.metrics import Score
+from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import torch_stream
-from fedmoe.training.inference import Backend
+from fedmoe.training.backends import Backend
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 
 FEATURES, CLASSES = 4, 3
@@ -104,11 +106,10 @@ def tiny_setup(backend: Backend = "batched", clients_per_round: int | None = 3) 
     return AlgorithmSetup(
         expert=expert,
         gate=gate,
-        federated=tiny_plan(),
-        local=tiny_plan(3),
-        personal=tiny_plan(3),
+        federated=LocalTrainer(tiny_plan(), backend),
+        local=LocalTrainer(tiny_plan(3), backend),
+        personal=LocalTrainer(tiny_plan(3), backend),
         clients_per_round=clients_per_round,
-        backend=backend,
         num_clients=UNSEEN,
         num_classes=CLASSES,
     )
@@ -140,7 +141,7 @@ class Outcome:
     """All that a run leaves behind, on both sides."""
 
     server: Tree
-    kept: dict[ClientId, Tree]
+    delivered: dict[ClientId, Tree]
     records: list[RoundRecord]
     scores: list[Score]
     manifest: dict[str, Any]
@@ -148,11 +149,11 @@ class Outcome:
 
     def fingerprint(self) -> dict[str, str]:
         """Equal for runs that agree to the last bit."""
-        told = [record._replace(seconds=0.0) for record in self.records]
+        timeless = [record._replace(seconds=0.0) for record in self.records]
         return {
             "server": digest(trees.to_bytes(self.server)),
-            "kept": digest(*(trees.to_bytes(tree) for _, tree in sorted(self.kept.items()))),
-            "records": repr(told),
+            "delivered": digest(*(trees.to_bytes(tree) for _, tree in sorted(self.delivered.items()))),
+            "records": repr(timeless),
             "scores": repr(self.scores),
             "manifest": json.dumps(self.manifest),
             "private": digest(*(repr(key).encode() + row for key, row in sorted(self.private.items()))),
@@ -160,8 +161,8 @@ class Outcome:
 
     def private_tensors(self) -> dict[str, Tensor]:
         return {
-            f"{kind} of client {client} at {clock}: {name}": tensor
-            for (kind, client, clock), row in self.private.items()
+            f"{kind} of client {client} at {version}: {name}": tensor
+            for (kind, client, version), row in self.private.items()
             for name, tensor in load(row).items()
         }
 
@@ -174,8 +175,42 @@ def read_private(path: Path) -> PrivateRows:
     if not path.exists():
         return {}  # no client had anything to keep
     with closing(sqlite3.connect(path)) as db:
-        rows = db.execute("SELECT kind, client, round, tensors FROM state").fetchall()
-    return {(kind, client, clock): tensors for kind, client, clock, tensors in rows}
+        rows = db.execute("SELECT kind, client, version, tensors FROM state").fetchall()
+    return {(kind, client, version): tensors for kind, client, version, tensors in rows}
+
+
+RUN_ID = "0" * 32
+
+
+def tiny_parts(
+    algorithm: Algorithm,
+    federation: Federation | None = None,
+    *,
+    seed: int = 0,
+    rounds: int = 2,
+    workers: int = 1,
+    cohort_size: int = 2,
+    **schedule: Any,
+) -> Parts:
+    config = parse_config(
+        {
+            "seed": seed,
+            "schedule": {"rounds": rounds, **schedule},
+            "engine": {"workers": workers, "cohort_size": cohort_size, "backend": "sequential"},
+        }
+    )
+    return assembly.build(
+        config,
+        federation=federation or tiny_federation(),
+        expert=make_expert,
+        gate=make_gate,
+        algorithm=lambda _setup: algorithm,
+    )
+
+
+def opened(parts: Parts, store: Path) -> AbstractContextManager[Transport]:
+    store.parent.mkdir(parents=True, exist_ok=True)
+    return open_transport(parts, store, RUN_ID)
 
 
 def run_algorithm(
@@ -183,40 +218,20 @@ def run_algorithm(
     federation: Federation,
     store: Path,
     *,
-    seed: int = 0,
-    rounds: int = 2,
-    workers: int = 1,
-    cohort_size: int = 2,
-    release: bool = False,
-    max_update_norm: float | None = None,
     through: Callable[[Transport], Transport] = lambda transport: transport,
+    **options: Any,
 ) -> Outcome:
     """Rounds, release if asked, delivery, personalisation, scores. `through` may put something around the transport."""
-    rounds = rounds if algorithm.round else 0
-    clients = range(federation.num_clients + federation.num_unseen)
-    with started(algorithm, federation, store, seed, workers) as transport:
-        manifest = Manifest()
-        coordinator = Coordinator(
-            algorithm, federation, through(transport), seed=seed, rounds=rounds, cohort_size=cohort_size,
-            manifest=manifest, max_update_norm=max_update_norm,
-        )  # fmt: skip
-        server, records = algorithm.init_server(seed), []
-        for number in range(1, rounds + 1):
-            server, record = coordinator.run_round(server, number)
-            records.append(record)
-        server = coordinator.collect_release(server) if release else server
-        kept = coordinator.deliver(server, clients)
+    parts = tiny_parts(algorithm, federation, **options)
+    with opened(parts, store) as transport:
+        session, records = Session(parts, through(transport)), []
+        while not session.is_trained:
+            records.append(session.next_round())
+        session.deliver(range(federation.num_clients + federation.num_unseen))
         if algorithm.personalize:
-            list(coordinator.personalize(kept))
-        scores = sorted(score for batch in coordinator.score(kept) for score in batch)
-    return Outcome(server, kept, records, scores, manifest.as_dict(), read_private(store))
-
-
-def started(
-    algorithm: Algorithm, federation: Federation, store: Path, seed: int = 0, workers: int = 1
-) -> AbstractContextManager[Transport]:
-    store.parent.mkdir(parents=True, exist_ok=True)
-    return start(Worker(algorithm, federation, store, seed), workers)
+            list(session.personalize())
+        scores = sorted(score for batch in session.score() for score in batch)
+    return Outcome(session.server, session.delivered, records, scores, session.manifest.as_dict(), read_private(store))
 
 
 class Sent(NamedTuple):
@@ -236,20 +251,21 @@ def messages_in(answer: bytes) -> dict[ClientId, tuple[Tensors, Tensors]]:
     header, blobs = wire.unpack(answer)
     found = {}
     for group, blob in zip(header["groups"], blobs, strict=True):
-        update_S, report_S = wire.decode_answer(blob)
+        update_S, report_S = wire.decode_reply(blob)
         for s, client in enumerate(group):
             found[client] = ({n: t[s] for n, t in update_S.items()}, {n: t[s] for n, t in report_S.items()})
     return found
 
 
 def with_updates(answer: bytes, clients: Sequence[ClientId], change: Callable[[Tensors], Tensors | bytes]) -> bytes:
-    """The same answer with other updates of some clients, each client for itself."""
+    """The same reply with other updates of some clients, each client for itself."""
     groups, blobs = [], []
+    header, _ = wire.unpack(answer)
     for client, (update, report) in messages_in(answer).items():
         changed = change(update) if client in clients else update
         groups.append([client])
         blobs.append([changed if isinstance(changed, bytes) else alone(changed, report)])
-    return wire.pack({"groups": groups}, blobs)
+    return wire.pack({**header, "groups": groups}, blobs)
 
 
 def alone(update: Tensors, report: Tensors) -> bytes:
@@ -257,11 +273,26 @@ def alone(update: Tensors, report: Tensors) -> bytes:
     return save({name: tensor[None].contiguous() for name, tensor in named.items()})
 
 
-class Spy:
-    """A transport that keeps what workers send and what they are sent."""
+class Around:
+    """A transport around another one."""
+
+    trusted = True
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
+
+    def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+        yield from self.inner.run(frames)
+
+    def personal_model(self, *arguments: Any) -> PersonalModel:
+        return self.inner.personal_model(*arguments)
+
+
+class Spy(Around):
+    """A transport that keeps what workers send and what they are sent."""
+
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
         self.sent: list[Sent] = []
         self.received: list[bytes] = []
 
@@ -292,11 +323,8 @@ def with_clients_in_other_order(algorithm: Algorithm) -> Algorithm:
     return algorithm._replace(sample=lambda *arguments: algorithm.sample(*arguments)[::-1])
 
 
-class Backwards:
-    """A transport whose answers arrive in the opposite order."""
-
-    def __init__(self, inner: Transport) -> None:
-        self.inner = inner
+class Backwards(Around):
+    """A transport whose replies arrive in the opposite order."""
 
     def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
         last = len(frames) - 1

@@ -11,7 +11,7 @@ import torch
 import fedmoe
 from builders import make_expert, make_gate, read_private, tiny_config, tiny_federation
 from fedmoe.algorithms.partial_personalization import aggregate
-from fedmoe.audit import Reply, attacks_on, audit_labels, bias_change
+from fedmoe.audit import Observed, attacks_on, audit_labels, bias_change
 from fedmoe.config import OptOutConfig, parse_config
 from fedmoe.errors import RunError
 from fedmoe.evaluation.label_leakage import normalised_shares
@@ -92,7 +92,7 @@ def test_what_is_attacked_is_what_the_server_receives(tmp_path, monkeypatch):
     received = []
 
     def spy(config, server, updates):
-        received.extend((client, Reply(server, update)) for client, update in updates.items())
+        received.extend((client, Observed(server, update)) for client, update in updates.items())
         return aggregate(config, server, updates)
 
     monkeypatch.setattr("fedmoe.algorithms.partial_personalization.aggregate", spy)
@@ -105,23 +105,23 @@ def test_what_is_attacked_is_what_the_server_receives(tmp_path, monkeypatch):
 
 def test_what_an_expert_mixture_reports_is_solved_for_labels_where_it_is_about_labels():
     sent = namedtuple("Sent", "posterior")(torch.tensor([[9.0, 0.0], [0.0, 9.0]]))
-    reply = Reply(sent, namedtuple("Update", "usage")(torch.tensor([0.75, 0.25])))
+    reply = Observed(sent, namedtuple("Update", "usage")(torch.tensor([0.75, 0.25])))
 
     def attacks(condition, objective):
         return attacks_on(SimpleNamespace(condition=condition, objective=objective), LocalTraining(), "bias")
 
-    read = attacks("label", "bound")["q(z|s) and phi"](reply)
+    read = attacks("label", "variational")["q(z|s) and phi"](reply)
     torch.testing.assert_close(read, torch.tensor([0.75, 0.25]).double(), atol=1e-3, rtol=0)
-    assert attacks("label", "bound")["output bias, normalised"](reply) is None
-    assert "q(z|s) and phi" not in attacks("client", "bound") | attacks("label", "mixture")
+    assert attacks("label", "variational")["output bias, normalised"](reply) is None
+    assert "q(z|s) and phi" not in attacks("client", "variational") | attacks("label", "mixture")
 
 
 def test_of_several_experts_the_summed_step_is_read():
     sent = namedtuple("Sent", "experts expert_ids")({"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, torch.tensor([0, 2]))
     update = namedtuple("Update", "experts expert_ids")({"b": torch.tensor([[3.5, 4.0]])}, torch.tensor([2]))
-    assert bias_change("b", Reply(sent, update)).tolist() == [0.5, 0.0]
+    assert bias_change("b", Observed(sent, update)).tolist() == [0.5, 0.0]
     whole = update._replace(experts={"b": torch.tensor([[3.0, 5.0], [1.5, 2.0]])}, expert_ids=torch.tensor([2, 0]))
-    assert bias_change("b", Reply(sent, whole)).tolist() == [0.5, 1.0]
+    assert bias_change("b", Observed(sent, whole)).tolist() == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("name", ["biased_fedavg", "local_only"])

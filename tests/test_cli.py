@@ -174,7 +174,7 @@ def test_a_directory_of_another_run_is_refused_and_left_alone(fedmoe, config: Pa
 def test_a_cut_checkpoint_is_passed_over_and_said(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     fedmoe("run", config)
     first = json.loads((tmp_path / "runs/small/results.json").read_bytes())
-    newest = sorted((tmp_path / "runs/small/checkpoints").glob("*.ckpt"))[-1]
+    newest = sorted((tmp_path / "runs/small/checkpoints").glob("*.safetensors"))[-1]
     newest.write_bytes(newest.read_bytes()[:100])
     outcome = fedmoe("run", config)
     assert outcome.code == 0
@@ -202,8 +202,8 @@ def test_a_full_disk_keeps_the_last_checkpoint(  # type: ignore[no-untyped-def]
     assert calls and outcome.code == 2
     assert "the disk is full" in outcome.out
     assert [p.name for p in sorted((tmp_path / "full/checkpoints").iterdir())] == [
-        "round-00000001.ckpt",
-        "round-00000002.ckpt",
+        "round-00000001.safetensors",
+        "round-00000002.safetensors",
     ]
     assert "resuming after round 2" in fedmoe("run", config, "--dir", tmp_path / "full").out
     assert json.loads((tmp_path / "full/results.json").read_bytes())["scores"] == whole["scores"]
@@ -225,7 +225,7 @@ def test_a_signal_leaves_a_run_that_resumes_to_the_same_numbers(
     home = tmp_path / "stopped"
     process = subprocess.Popen([*many, "--workers", "2", "--dir", str(home)], stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not list(home.glob("checkpoints/*.ckpt")) and time.monotonic() < deadline:
+    while not list(home.glob("checkpoints/*.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)

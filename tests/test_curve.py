@@ -1,4 +1,4 @@
-"""Learning curves: a look at where training stands, which training never notices."""
+"""Learning curves: intermediate evaluations, which training never notices."""
 
 import json
 from pathlib import Path
@@ -11,15 +11,17 @@ from contract.probes import PROBES
 from fedmoe import trees
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import EvaluationConfig, ExperimentConfig
-from fedmoe.engines.session import Coordinator
+from fedmoe.engines.session import Session
+from fedmoe.errors import Stopped
 from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.metrics import Score
-from fedmoe.experiment import Stopped, run_events
+from fedmoe.experiment import run_events
 from fedmoe.result import Result
 from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
 
 RELEASING = ["biased_fedavg", "lg_fedavg", "fedmix"]
+TRAINING = ("sent_by_clients", "received_by_clients", "messages_of_client", "rejected")  # sections of a manifest
 TRAFFIC = {"bytes_up": 3, "bytes_down": 4}
 
 
@@ -45,18 +47,19 @@ def run(config: ExperimentConfig, directory: Path, **options: Any) -> Result:
 def trained(result: Result) -> dict[str, Any]:
     """What training came to, to the last bit."""
     folder = RunDirectory(result.directory)
-    checkpoint, _ = load_newest(folder.checkpoints, result.algorithm.server_type)
+    run_id = folder.read_config()["recorded"]["run_id"]
+    checkpoint, _ = load_newest(folder.checkpoints, result.algorithm.server_type, run_id)
     return {
         "server": trees.to_bytes(checkpoint.server) if checkpoint else None,
         "private": read_private(folder.private_store),
         "scores": result.data["scores"],
-        "manifest": json.loads(folder.manifest.read_text()),
+        "manifest": {key: rows for key, rows in json.loads(folder.manifest.read_text()).items() if key in TRAINING},
         "history": [{**event, "seconds": 0} for event in result.data["history"]],
     }
 
 
 @pytest.mark.parametrize("name", CATALOG | PROBES)
-def test_training_never_notices_a_look(name, tmp_path):
+def test_training_never_notices_an_intermediate_evaluation(name, tmp_path):
     options = {"release": name in RELEASING}
     plain, watched = (run(config(name, every, **options), tmp_path / str(every)) for every in (None, 1))
     assert trained(watched) == trained(plain)
@@ -74,7 +77,7 @@ def test_a_curve_has_a_point_every_so_many_rounds_and_ends_where_the_rounds_end(
     assert [{**point, "event": "curve"} for point in curve] == [e for e in events if e["event"] == "curve"]
 
 
-def test_a_look_counts_the_bytes_of_the_rounds_and_nothing_else(tmp_path):
+def test_a_point_of_the_curve_counts_the_bytes_of_the_rounds_and_nothing_else(tmp_path):
     result = run(config("chosen_experts", 1), tmp_path)
     sent = [sum(sum(sizes.values()) for sizes in event["sent"].values()) for event in rounds_of(tmp_path)]
     assert [point["bytes_up"] for point in result.data["curve"]] == [sum(sent[: i + 1]) for i in range(5)]
@@ -89,13 +92,13 @@ def rounds_of(folder: Path) -> list[dict[str, Any]]:
 def test_the_curve_of_a_resumed_run_is_that_of_a_straight_one(name, checkpoint_every, tmp_path):
     chosen = config(name, 1, checkpoint_every=checkpoint_every, release=name in RELEASING)
     expected = run(chosen, tmp_path / "whole").data["curve"]
-    answers = iter([False] * 3 + [True] * 99)
+    stops = iter([False] * 3 + [True] * 99)
     with pytest.raises(Stopped):
-        run(chosen, tmp_path / "parts", should_stop=lambda: next(answers))
+        run(chosen, tmp_path / "parts", should_stop=lambda: next(stops))
     assert run(chosen, tmp_path / "parts").data["curve"] == expected
 
 
-def test_a_look_after_a_replayed_round_does_not_see_private_states_of_a_later_one(tmp_path):
+def test_an_evaluation_after_a_replayed_round_does_not_see_private_states_of_a_later_one(tmp_path):
     """The process died after round 3, before its first checkpoint: clients hold states that were never to be."""
     chosen = config("lg_fedavg", 1, checkpoint_every=4)
     expected = run(chosen, tmp_path / "whole").data["curve"]
@@ -128,14 +131,14 @@ def test_a_run_is_called_by_its_label(tmp_path):
     assert run(labelled, tmp_path).data["title"] == "FedMix K=4"
 
 
-def test_what_is_scored_in_the_end_anyway_is_not_looked_at_before(tmp_path, monkeypatch):
-    looks = []
-    look = Coordinator.score
+def test_what_is_scored_in_the_end_anyway_is_not_evaluated_before(tmp_path, monkeypatch):
+    evaluated = []
+    evaluate = Session.evaluate
     monkeypatch.setattr(
-        Coordinator, "score", lambda self, kept, after=None: looks.append(after) or look(self, kept, after)
+        Session, "evaluate", lambda self, clients: evaluated.append(self.step) or evaluate(self, clients)
     )
     run(config("fedmix", 2, release=True), tmp_path)
-    assert looks == [2, 4, None]
+    assert evaluated == [2, 4]
 
 
 def test_a_run_that_died_at_its_very_end_has_one_end_of_its_curve(tmp_path, monkeypatch):
@@ -145,5 +148,5 @@ def test_a_run_that_died_at_its_very_end_has_one_end_of_its_curve(tmp_path, monk
         run(chosen, tmp_path)
     monkeypatch.undo()
     assert [point["round"] for point in run(chosen, tmp_path).data["curve"]] == [2, 4, 5]
-    told = [event["round"] for event in RunDirectory(tmp_path).read_metrics() if event["event"] == "curve"]
-    assert told == [2, 4, 5]
+    recorded = [event["round"] for event in RunDirectory(tmp_path).read_metrics() if event["event"] == "curve"]
+    assert recorded == [2, 4, 5]

@@ -84,12 +84,46 @@ def test_a_state_is_named_by_its_paths_and_read_back_with_its_types():
     assert type(back) is State and type(back.gate) is Gate and same(back, state())
 
 
-def test_a_name_with_a_slash_is_refused():
-    with pytest.raises(MessageError, match="'a/b' holds a '/'"):
-        trees.to_named({"a/b": torch.zeros(1)})
+@pytest.mark.parametrize("name", ["a/b", "/", ""])
+def test_a_name_that_could_not_be_read_back_is_not_written(name):
+    with pytest.raises(MessageError, match=f"the name '{name}' is empty or holds a '/'"):
+        trees.to_named({"a": {name: torch.zeros(1)}})
 
 
-def test_what_the_type_does_not_declare_is_refused():
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        ("", "no field ''"),
+        ("/", "no field ''"),
+        ("experts", "does not fit it"),
+        ("round/0", "does not fit it"),
+        ("gate/temperature/x", "does not fit it"),
+        ("gate", "does not fit it"),
+        ("experts/", "an empty level"),
+        ("experts//w", "an empty level"),
+        ("experts/0//w", "an empty level"),
+        ("experts/0", "lies within '0', which is a tensor itself"),
+        ("experts/0/fc.weight/x", "lies within 'fc.weight', which is a tensor itself"),
+        ("experts" + "/x" * 40_000, "more than 32"),
+    ],
+)
+def test_odd_names_are_not_read(odd, reason):
+    with pytest.raises(MessageError, match=reason):
+        trees.from_named(State, {**trees.to_named(state()), odd: torch.zeros(1)})
+
+
+@settings(deadline=None)
+@given(st.lists(st.text("ab/", max_size=6), max_size=6))
+def test_names_are_read_back_as_they_are_or_not_at_all(names):
+    named = {name: torch.zeros(1) for name in names}
+    try:
+        tree = trees.nested(named)
+    except MessageError:
+        return
+    assert trees.to_named(tree).keys() == named.keys()
+
+
+def test_what_the_type_does_not_declare_is_not_read():
     named = trees.to_named(state())
     with pytest.raises(MessageError, match="State has no field 'secret'; it has experts, gate, round"):
         trees.from_named(State, {**named, "secret/x": torch.zeros(1)})

@@ -29,8 +29,8 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.partition.draw import domain_transform, draw_split
 from fedmoe.partition.split import Split
-from fedmoe.training.backends import choose_backend, cohort_size, missing_kernels
-from fedmoe.training.inference import Backend
+from fedmoe.training.backends import Backend, choose_backend, cohort_size, missing_kernels
+from fedmoe.training.local import LocalTrainer
 
 
 def build_split(config: ExperimentConfig, dataset: Dataset) -> Split:
@@ -193,11 +193,10 @@ def build_algorithm(
     _require_images(config, federation)
     setup = AlgorithmSetup(
         *networks,
-        federated=config.training.federated,
-        local=config.training.local,
-        personal=config.training.personal,
+        federated=LocalTrainer(config.training.federated, backend),
+        local=LocalTrainer(config.training.local, backend),
+        personal=LocalTrainer(config.training.personal, backend),
         clients_per_round=None if wanted == "all" else wanted,
-        backend=backend,
         num_clients=federation.num_clients,
         num_classes=federation.num_classes,
         input_shape=federation.input_shape,

@@ -129,7 +129,7 @@ def compare_command(
     from fedmoe.comparison import compare_events, home_of, members
     from fedmoe.display.progress import RunProgress
     from fedmoe.interrupts import stop_on_signals
-    from fedmoe.storage.rundir import read_results
+    from fedmoe.storage.results import read_results
 
     if algorithms:
         changes = [*(changes or []), f"compare={[name.strip() for name in algorithms.split(',')]}"]
@@ -158,7 +158,7 @@ def report_command(
     Example: fedmoe report runs/fedavg-s0 runs/fedmix-s0 runs/fedavg-s1 runs/fedmix-s1 --dir runs/together
     """
     from fedmoe.report.comparability import check_together
-    from fedmoe.storage.rundir import read_results
+    from fedmoe.storage.results import read_results
 
     results = [read_results(run) for run in runs]
     check_together(results, runs)

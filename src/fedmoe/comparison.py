@@ -1,6 +1,5 @@
 """Several algorithms on one split and the same seeds. Algorithms with the same rounds train them once."""
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ from fedmoe.config import AlgorithmChoice, ExperimentConfig
 from fedmoe.errors import ConfigError
 from fedmoe.experiment import Event, never, run_events
 from fedmoe.result import Result
-from fedmoe.storage.rundir import RunDirectory
 
 
 class Member(NamedTuple):
@@ -49,9 +47,13 @@ def compare_events(
     trained: dict[tuple[Any, ...], Path] = {}
     for member in members(config, directory, seeds):
         key = _rounds_key(member.config.algorithm, member.config.seed)
-        if key in trained:
-            reuse_rounds(trained[key], member.directory)
-        for event in run_events(member.config, member.directory, command=command, should_stop=should_stop):
+        for event in run_events(
+            member.config,
+            member.directory,
+            rounds_of=trained.get(key) if key else None,
+            command=command,
+            should_stop=should_stop,
+        ):
             yield member, event
             if isinstance(event, Result) and key is not None:
                 trained.setdefault(key, member.directory)
@@ -64,17 +66,6 @@ def _require_seeds(seeds: Sequence[int]) -> None:
             raise ConfigError(f"seed {seed} is negative. Seeds are whole numbers from 0.")
         if seeds.count(seed) > 1:
             raise ConfigError(f"seed {seed} is there twice, which would count one run as two. Name each seed once.")
-
-
-def reuse_rounds(source: Path, target: Path) -> None:
-    """Start `target` from the last checkpoint of a finished run with the same rounds: the numbers would be the same."""
-    ours, theirs = RunDirectory(source), RunDirectory(target)
-    newest = sorted(ours.checkpoints.glob("round-*.ckpt"))[-1:]
-    if not newest or any(theirs.checkpoints.glob("round-*.ckpt")):
-        return
-    theirs.checkpoints.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(ours.metrics, theirs.metrics)
-    shutil.copy2(newest[0], theirs.checkpoints)
 
 
 def _rounds_key(choice: AlgorithmChoice, seed: int) -> tuple[Any, ...] | None:

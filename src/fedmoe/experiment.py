@@ -5,36 +5,37 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedmoe import assembly
-from fedmoe.algorithms.algorithm import Algorithm, Nothing
+from fedmoe.algorithms.setup import AlgorithmFactory
+from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
-from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.config import ExperimentConfig
-from fedmoe.core_types import ClientId, Tree
-from fedmoe.engines.embedded import default_workers, start
+from fedmoe.core_types import ClientId
+from fedmoe.engines.catalog import open_transport
 from fedmoe.engines.manifest import Manifest
-from fedmoe.engines.session import Coordinator, RoundRecord
-from fedmoe.engines.worker import Worker
-from fedmoe.errors import Stopped
+from fedmoe.engines.session import STEPS, RoundRecord, Session
+from fedmoe.errors import RunError, Stopped
 from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
-from fedmoe.models.network import ModuleOrFactory, Network
+from fedmoe.models.network import ModuleOrFactory
+from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of, versions
 from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
+from fedmoe.storage.finished import changed_since_finished, mark_finished
+from fedmoe.storage.results import read_results
+from fedmoe.storage.reuse import adopt_rounds
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
-from fedmoe.training.backends import cohort_size, missing_kernels
 
 
 class Started(NamedTuple):
-    """`resumed_from` is the round of the checkpoint, 0 for a fresh run; `notes` say what was odd on the way."""
+    """`resumed_from` is the round of the checkpoint, 0 for a fresh run; `notes` say what was odd or could be better."""
 
     rounds: int
     resumed_from: int
     notes: list[str]
+    finished: bool = False
 
 
 class Advanced(NamedTuple):
@@ -59,137 +60,181 @@ def run_events(
     federation: Federation | None = None,
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
+    algorithm: AlgorithmFactory | None = None,
+    rounds_of: Path | None = None,
     command: str = "",
     should_stop: Callable[[], bool] = never,
 ) -> Iterator[Event]:
-    """Run or resume `config` in `directory`. Every event is small; the last one is the Result."""
+    """Run or resume `config` in `directory`. Every event is small; the last one is the Result.
+
+    `rounds_of` is a finished run with the same rounds: a new run starts from where they ended.
+    """
     run = RunDirectory(directory)
     with run.opened():
-        built = assembly.Built(federation) if federation is not None else assembly.build_federation(config)
-        federation = built.federation
-        if config.evaluation.pooled:
-            federation = with_pooled_client(federation, config.evaluation.pooled, config.seed)
-        networks = assembly.build_networks(config.model, federation, expert, gate)
-        # Tried before the folder is claimed: a config that is refused leaves nothing behind.
-        tried = assembly.build_algorithm(config, federation, networks, assembly.resolve_backend(config, networks))
-        tried.init_server(config.seed)
-        asked, config = config, _claim(config, networks, run, federation.digest)
-        if built.split is not None:
-            built.split.save(run.split)
-        backend = assembly.resolve_backend(config, networks)
-        algorithm = assembly.build_algorithm(config, federation, networks, backend)
-        missing = missing_kernels(networks, backend) if asked.engine.backend == "auto" else None
-        nothing = config.schedule.release and not algorithm.release
-        notes = [missing, f"{config.algorithm.name} has nothing to release" if nothing else None]
-        yield from _Run(config, run, federation, algorithm, cohort_size(networks, backend), should_stop).events(
-            {**_shown(built), "backend": backend, "command": command, "model_weights": networks[0].num_weights},
-            [note for note in notes if note],
-        )
+        config = _with_recorded_backend(config, run)
+        parts = assembly.build(config, federation=federation, expert=expert, gate=gate, algorithm=algorithm)
+        parts.algorithm.init_server(config.seed)  # a config that is refused leaves nothing behind
+        run_id = record_run(run, parts)
+        if parts.source.split is not None:
+            parts.source.split.save(run.split)
+        notes = _adopt(rounds_of, run, parts, run_id) if rounds_of else []
+        yield from _Run(parts, run, run_id, command, should_stop).events(notes)
+
+
+def _with_recorded_backend(config: ExperimentConfig, run: RunDirectory) -> ExperimentConfig:
+    """A resume computes as the run began, whatever would be chosen now."""
+    if config.engine.backend != "auto" or not run.config.exists():
+        return config
+    engine = config.engine.model_copy(update={"backend": run.read_config()["engine"]["backend"]})
+    return config.model_copy(update={"engine": engine})
+
+
+def _adopt(rounds_of: Path, run: RunDirectory, parts: Parts, run_id: str) -> list[str]:
+    source = RunDirectory(rounds_of)
+    run_ids = (source.read_config()["recorded"]["run_id"], run_id)
+    return adopt_rounds(source, run, parts.algorithm.server_type, run_ids)
+
+
+def record_run(run: RunDirectory, parts: Parts) -> str:
+    """Record what makes this run what it is, or check that the folder belongs to the same; the run's id."""
+    recorded = {
+        "split_digest": parts.federation.digest,
+        "modules": {network.name: network.fingerprint for network in (parts.expert, parts.gate)},
+        "versions": versions(),
+    }
+    known = run.record_config({**parts.config.model_dump(mode="json"), "recorded": recorded})
+    run_id: str = known["recorded"]["run_id"]
+    return run_id
 
 
 class _Run:
     def __init__(
-        self,
-        config: ExperimentConfig,
-        run: RunDirectory,
-        federation: Federation,
-        algorithm: Algorithm,
-        cohort_size: Callable[[int], int],
-        should_stop: Callable[[], bool],
+        self, parts: Parts, run: RunDirectory, run_id: str, command: str, should_stop: Callable[[], bool]
     ) -> None:
-        self.config, self.run, self.federation, self.algorithm = config, run, federation, algorithm
-        self.cohort_size = cohort_size
-        self.should_stop = should_stop
-        self.rounds = config.schedule.rounds if algorithm.round else 0
-        self.releases = config.schedule.release and algorithm.release is not None
+        self.parts, self.run, self.run_id, self.should_stop = parts, run, run_id, should_stop
+        self.config, self.algorithm, self.federation = parts.config, parts.algorithm, parts.federation
+        self.command = command
+        self.history: list[dict[str, Any]] = []
+        self.curve: list[dict[str, Any]] = []
 
-    def events(self, facts: dict[str, Any], notes: list[str]) -> Iterator[Event]:
+    def events(self, notes: Sequence[str]) -> Iterator[Event]:
         begun = time.monotonic()
-        checkpoint, odd = load_newest(self.run.checkpoints, self.algorithm.server_type)
-        if checkpoint is None:
-            checkpoint = Checkpoint(0, self.algorithm.init_server(self.config.seed), {})
-        done, server, note = checkpoint
-        known = self.run.forget_metrics_after(done, self.rounds)
-        history = [{"experts": {}, "warnings": [], **event} for event in known if event["event"] == "round"]
-        curve = [event for event in known if event["event"] == "curve"]
-        earlier = sum(event["seconds"] for event in history)
-        manifest = Manifest(note.get("manifest"))
-        manifest.replay(event["sent"] for event in history)
-        yield Started(self.rounds, done, [*notes, *odd])
-        worker = Worker(self.algorithm, self.federation, self.run.private_store, self.config.seed)
-        with start(worker, self.config.engine.workers or default_workers()) as transport:
-            coordinator = self._coordinator(transport, manifest)
-            observer = self._coordinator(transport, Manifest())  # what only serves a look is no traffic
-            for number in range(done + 1, self.rounds + 1):
-                self._stop_if_asked(f"after round {number - 1} of {self.rounds}")
-                server, record = coordinator.run_round(server, number)
-                record = record._replace(warnings=_warnings(history, record))
-                history.append(self._record({"event": "round", **record._asdict()}))
-                if self._is_looked_at(number):
-                    curve.append(self._record(self._look(observer, server, number, manifest)))
-                self._checkpoint(coordinator, server, record)
-                yield record
-            traffic = manifest.totals()
-            server = coordinator.collect_release(server) if self.releases else server
-            kept = coordinator.deliver(server, self._scored_clients())
-            yield from self._personalize(coordinator, kept)
+        with open_transport(self.parts, self.run.private_store, self.run_id) as transport:
+            session = Session(self.parts, transport)
+            checkpoint, odd = self._newest_checkpoint(session)
+            finished, changed = self._finished(session, checkpoint)
+            notes = [*self.parts.notes, *notes, *odd, *changed]
+            yield Started(session.num_steps, checkpoint.round if checkpoint else 0, notes, finished is not None)
+            if finished is not None:
+                yield self._shown_again(session, checkpoint, finished)
+                return
+            self._resume(session, checkpoint)
+            earlier = sum(record["seconds"] for record in self.history)
+            yield from self._train(session)
+            traffic = session.manifest.totals()
+            session.deliver(self._scored_clients())
+            yield from self._personalize(session)
             scores: list[Score] = []
-            for batch in coordinator.score(kept):
+            for batch in session.score():
                 scores += batch
-                yield Advanced("score", len({score.client for score in scores}), len(kept))
-            clock = coordinator.final_clock
-        if self.config.evaluation.every and self.rounds:
-            curve.append(self._record(_point(self.rounds, scores, traffic)))
-        seconds = earlier + time.monotonic() - begun
-        facts = facts | {"curve": [{key: point[key] for key in point if key != "event"} for point in curve]}
-        yield self._finish(facts, history, manifest, sorted(scores), kept, clock, seconds)
+                yield Advanced("score", len({score.client for score in scores}), len(session.delivered))
+        if self.config.evaluation.every and session.num_rounds:
+            self._record_curve_point(session.num_rounds, scores, traffic)
+        yield self._finish(session, sorted(scores), earlier + time.monotonic() - begun)
 
-    def _coordinator(self, transport: Any, manifest: Manifest) -> Coordinator:
-        return Coordinator(
-            self.algorithm,
-            self.federation,
-            transport,
-            seed=self.config.seed,
-            rounds=self.rounds,
-            cohort_size=self.config.engine.cohort_size or self.cohort_size,
-            manifest=manifest,
-            max_update_norm=self.config.schedule.max_update_norm,
-        )
+    def _train(self, session: Session) -> Iterator[Event]:
+        while not session.is_trained:
+            self._stop_if_asked(f"after round {session.step} of {session.num_steps}")
+            record = session.next_round()
+            record = record._replace(warnings=self._warnings(record))
+            self.history.append(self._record({"event": record.phase, **record._asdict()}))
+            if self._is_evaluated_after(session):
+                scores = session.evaluate(self._scored_clients())
+                self._record_curve_point(session.step, scores, session.manifest.totals())
+            self._checkpoint(session)
+            yield record
+            self._stop_if_hopeless()
+
+    def _newest_checkpoint(self, session: Session) -> tuple[Checkpoint | None, list[str]]:
+        """The newest one whose metrics and private states are there; sentences about those that were passed over."""
+
+        def unusable(checkpoint: Checkpoint) -> str | None:
+            return self.run.check_metrics(*checkpoint.note["metrics"]) or self._missing_states(session, checkpoint)
+
+        return load_newest(self.run.checkpoints, self.algorithm.server_type, self.run_id, unusable)
+
+    def _resume(self, session: Session, checkpoint: Checkpoint | None) -> None:
+        """Bring the session to where the checkpoint left it. What came after it will be computed again."""
+        self.run.truncate_metrics(checkpoint.note["metrics"][0] if checkpoint else 0)
+        events = self.run.read_metrics()
+        self.history = [event for event in events if event["event"] in STEPS]
+        self.curve = [event for event in events if event["event"] == "curve"]
+        if checkpoint:
+            session.resume(checkpoint.round, checkpoint.server, self.history)
+            session.manifest = Manifest(checkpoint.note["manifest"])
+            session.manifest.replay(event["sent"] for event in self.history)
+            session.evaluation_manifest = Manifest(checkpoint.note["evaluation"])
+
+    def _missing_states(self, session: Session, checkpoint: Checkpoint) -> str | None:
+        """Why the private states are not those that the checkpoint relies on, or None."""
+        if not self.algorithm.keeps_client_state:
+            return None
+        events = self.run.read_metrics(checkpoint.note["metrics"][0])
+        missing = session.missing_states(event for event in events if event["event"] in STEPS)
+        return f"relies on private states of clients {missing[:5]} that are not there" if missing else None
+
+    def _checkpoint(self, session: Session) -> None:
+        due = session.step % self.config.schedule.checkpoint_every == 0
+        if not (due or session.step >= session.num_rounds or self.should_stop()):
+            return
+        note = {
+            "manifest": session.manifest.for_checkpoint(),
+            "evaluation": session.evaluation_manifest.for_checkpoint(),
+            "metrics": self.run.metrics_state(),
+        }
+        save_checkpoint(self.run.checkpoints, Checkpoint(session.step, session.server, note), self.run_id)
+        session.drop_superseded(oldest_round(self.run.checkpoints))
+
+    def _warnings(self, record: RoundRecord) -> list[str]:
+        warnings = [f"abandoned: {record.abandoned}"] if record.abandoned else []
+        if record.experts:
+            loads = [experts["load"] for event in self.history[-WINDOW:] if (experts := event["experts"])]
+            warnings += expert_warnings([*loads, record.experts["load"]])
+        return warnings
+
+    def _stop_if_hopeless(self) -> None:
+        limit = self.config.schedule.max_abandoned_rounds
+        latest = self.history[-limit:]
+        if len(latest) == limit and all(record["abandoned"] for record in latest):
+            raise RunError(
+                f"the last {limit} rounds were abandoned, so nothing is learnt: {latest[-1]['abandoned']}. If the "
+                "loss diverged, lower training.federated.learning_rate; if clients get lost, schedule.min_clients."
+            )
 
     def _record(self, event: dict[str, Any]) -> dict[str, Any]:
         self.run.append_metrics([event])
         return event
 
-    def _is_looked_at(self, number: int) -> bool:
+    def _is_evaluated_after(self, session: Session) -> bool:
         """Not after the last round: what is scored then anyway is the end of the curve."""
         every = self.config.evaluation.every
-        return bool(every) and number % (every or 1) == 0 and number < self.rounds
+        return bool(every) and session.step % (every or 1) == 0 and session.step < session.num_rounds
 
-    def _look(self, observer: Coordinator, server: Tree, number: int, manifest: Manifest) -> dict[str, Any]:
-        """A point of the learning curve: what clients would answer if the rounds ended here."""
-        server = observer.collect_release(server, number) if self.releases else server
-        kept = observer.deliver(server, self._scored_clients(), number)
-        scores = [score for batch in observer.score(kept, number) for score in batch]
-        return _point(number, scores, manifest.totals())
+    def _record_curve_point(self, number: int, scores: Sequence[Score], traffic: dict[str, int]) -> None:
+        """Of the learning curve: scores before personalisation."""
+        before = sorted(score for score in scores if score.model == "before")
+        self.curve.append(self._record({"event": "curve", "round": number, **curve_point(before, traffic)}))
 
-    def _checkpoint(self, coordinator: Coordinator, server: Tree, record: RoundRecord) -> None:
-        due = record.round % self.config.schedule.checkpoint_every == 0
-        if not (due or record.round == self.rounds or self.should_stop()):
-            return
-        save_checkpoint(self.run.checkpoints, record.round, server, {"manifest": coordinator.manifest.for_checkpoint()})
-        if self.algorithm.client_type is not Nothing or self.algorithm.init_personal:
-            coordinator.forget_superseded(oldest_round(self.run.checkpoints))
-
-    def _personalize(self, coordinator: Coordinator, kept: dict[ClientId, Tree]) -> Iterator[Event]:
+    def _personalize(self, session: Session) -> Iterator[Event]:
         done = 0
         if self.algorithm.personalize:
-            for clients in coordinator.personalize(kept):
+            for clients in session.personalize():
                 done += len(clients)
-                yield Advanced("personalise", done, len(kept))
-                self._stop_if_asked(f"after personalising {done} of {len(kept)} clients")
+                yield Advanced("personalise", done, len(session.delivered))
+                self._stop_if_asked(f"after personalising {done} of {len(session.delivered)} clients")
 
     def _scored_clients(self) -> list[ClientId]:
-        """Everyone, or a seeded draw of the training clients; new_clients always."""
+        """Everyone, or a seeded draw of the training clients; new clients always."""
         everyone: Sequence[ClientId] = range(self.federation.num_clients)
         wanted = self.config.evaluation.clients
         if wanted is not None and wanted < len(everyone):
@@ -198,61 +243,32 @@ class _Run:
         unseen = range(self.federation.num_clients, self.federation.num_clients + self.federation.num_unseen)
         return [*everyone, *unseen]
 
-    def _finish(
-        self,
-        facts: dict[str, Any],
-        history: list[dict[str, Any]],
-        manifest: Manifest,
-        scores: Sequence[Score],
-        kept: dict[ClientId, Tree],
-        clock: int,
-        seconds: float,
-    ) -> Result:
-        takes_part = np.zeros(self.federation.num_clients, dtype=bool)
-        takes_part[self.federation.participants] = True
-        silent = np.flatnonzero(~takes_part)
+    def _finished(self, session: Session, checkpoint: Checkpoint | None) -> tuple[dict[str, Any] | None, list[str]]:
+        """The results of a run that came to its end before, if they are as it left them, else why not."""
+        trained = checkpoint.round == session.num_steps if checkpoint else session.num_steps == 0
+        changed = changed_since_finished(self.run, self.run_id) if trained else None
+        if changed:
+            return None, [f"{' and '.join(changed)} changed after the run ended: clients are scored again."]
+        return (None if changed is None else read_results(self.run.path)), []
+
+    def _shown_again(self, session: Session, checkpoint: Checkpoint | None, results: dict[str, Any]) -> Result:
+        """Nothing is computed or written, but clients' models can be asked for."""
+        if checkpoint:
+            records = [event for event in self.run.read_metrics() if event["event"] in STEPS]
+            session.resume(checkpoint.round, checkpoint.server, records)
+        session.deliver(self._scored_clients())
+        return Result(results, self.run.path, session)
+
+    def _finish(self, session: Session, scores: Sequence[Score], seconds: float) -> Result:
         self.run.append_metrics([{"event": "score", **score._asdict()} for score in scores])
-        self.run.write_json(self.run.manifest, manifest.as_dict(silent))
-        traffic = manifest.totals() | {"opted_out_clients": len(silent)}
-        timing = {"seconds": seconds, "rounds": self.rounds}
-        data = {**results_of(self.config, history, scores), **timing, "traffic": traffic, **facts}
+        facts = {"run_id": self.run_id, "command": self.command, "seconds": seconds, "rounds": session.num_rounds}
+        data = results_of(self.parts, session, self.history, self.curve, scores, facts)
+        self.run.write_json(self.run.manifest, data.pop("manifest"))
         self.run.write_json(self.run.results, data)
-        return Result(data, self.run.path, self.algorithm, self.federation, kept, clock)
+        write_report([data], self.run.path, data["name"])
+        mark_finished(self.run, self.run_id)
+        return Result(data, self.run.path, session)
 
     def _stop_if_asked(self, where: str) -> None:
         if self.should_stop():
             raise Stopped(f"stopped {where}. Run the same command again to resume.")
-
-
-def _point(number: int, scores: Sequence[Score], traffic: dict[str, int]) -> dict[str, Any]:
-    """Of the learning curve: scores before personalisation."""
-    before = sorted(score for score in scores if score.model == "before")
-    return {"event": "curve", "round": number, **curve_point(before, traffic)}
-
-
-def _warnings(history: Sequence[dict[str, Any]], record: RoundRecord) -> list[str]:
-    loads = [experts["load"] for event in history[-WINDOW:] if (experts := event["experts"])]
-    return expert_warnings([*loads, record.experts["load"]]) if record.experts else []
-
-
-def _shown(built: assembly.Built) -> dict[str, Any]:
-    """What a report shows of the split."""
-    counts = [] if built.class_counts is None else built.class_counts[:200].tolist()
-    return {"split_digest": built.federation.digest, "class_counts": counts, "class_names": list(built.class_names)}
-
-
-def _claim(
-    config: ExperimentConfig, networks: tuple[Network, Network], run: RunDirectory, split_digest: str
-) -> ExperimentConfig:
-    """Record the config with the way of training that was chosen; a resume uses the recorded way."""
-    backend = assembly.resolve_backend(config, networks)
-    resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
-    table = resolved.model_dump(mode="json")
-    record = {"split_digest": split_digest, "versions": versions()}
-    if config.engine.backend == "auto" and not (run.path / "config.toml").exists():
-        run.claim({**table, **record})
-        return resolved
-    asked = {**table, "engine": {**table["engine"], "backend": config.engine.backend}, **record}
-    recorded = run.claim(asked)
-    engine = config.engine.model_copy(update={"backend": recorded["engine"]["backend"]})
-    return config.model_copy(update={"engine": engine})

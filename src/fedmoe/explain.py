@@ -1,21 +1,18 @@
-"""What a config would do before it does it: which way of training, why, and about how long."""
+"""What a config would do before it does it: which backend, why, and about how long."""
 
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from fedmoe import assembly
-from fedmoe.algorithms.algorithm import Algorithm
-from fedmoe.clients.federation import Federation
+from fedmoe.assembly import Parts
 from fedmoe.config import ExperimentConfig
-from fedmoe.engines.embedded import default_workers, start
-from fedmoe.engines.manifest import Manifest
-from fedmoe.engines.session import Coordinator
-from fedmoe.engines.worker import Worker
-from fedmoe.training.backends import cohort_size, reason
-from fedmoe.training.inference import Backend
+from fedmoe.engines.catalog import open_transport
+from fedmoe.engines.embedded import default_workers
+from fedmoe.engines.session import Session
+from fedmoe.training.backends import Backend, reason
 
 
 class Explanation(NamedTuple):
@@ -24,45 +21,37 @@ class Explanation(NamedTuple):
     backend: Backend
     why: str
     weights: int
-    layers: list[str]  # of the native program; empty on the general ways
+    layers: list[str]  # of the native program; empty on the other backends
     workers: int
     rounds: int
     seconds_per_round: float | None
 
 
 def explain(config: ExperimentConfig) -> Explanation:
-    federation = assembly.build_federation(config).federation
-    networks = assembly.build_networks(config.model, federation, None, None)
-    backend = assembly.resolve_backend(config, networks)
-    why = reason(networks, backend) if config.engine.backend == "auto" else f"engine.backend={backend!r} asks for it"
-    algorithm = assembly.build_algorithm(config, federation, networks, backend)
-    workers = config.engine.workers or default_workers()
-    layers = [layer.describe() for layer in networks[0].program.layers] if backend == "native" else []
-    seconds = (
-        _time_round(config, federation, algorithm, cohort_size(networks, backend), workers) if algorithm.round else None
+    parts = assembly.build(config)
+    backend = parts.backend
+    asked = config.engine.backend != "auto"
+    why = f"engine.backend={backend!r} asks for it" if asked else reason((parts.expert, parts.gate), backend)
+    layers = [layer.describe() for layer in parts.expert.program.layers] if backend == "native" else []
+    talks = bool(parts.algorithm.round)
+    return Explanation(
+        backend,
+        why,
+        parts.expert.num_weights,
+        layers,
+        config.engine.workers or default_workers(),
+        config.schedule.rounds if talks else 0,
+        _time_round(parts) if talks else None,
     )
-    rounds = config.schedule.rounds if algorithm.round else 0
-    return Explanation(backend, why, networks[0].num_weights, layers, workers, rounds, seconds)
 
 
-def _time_round(
-    config: ExperimentConfig, federation: Federation, algorithm: Algorithm, size: Callable[[int], int], workers: int
-) -> float:
-    """The second round: the first one also pays for warming up."""
-    server = algorithm.init_server(config.seed)
-    with TemporaryDirectory() as folder:
-        worker = Worker(algorithm, federation, Path(folder) / "private.sqlite", config.seed)
-        with start(worker, workers) as transport:
-            coordinator = Coordinator(
-                algorithm,
-                federation,
-                transport,
-                seed=config.seed,
-                rounds=10**9,  # so that neither is the last one
-                cohort_size=config.engine.cohort_size or size,
-                manifest=Manifest(),
-            )
-            for number in (1, 2):
-                begun = time.monotonic()
-                server, _ = coordinator.run_round(server, number)
-    return time.monotonic() - begun
+def _time_round(parts: Parts) -> float:
+    """The second round: the first one also pays for warming up. Neither is the last, which may also validate."""
+    endless = parts.config.schedule.model_copy(update={"rounds": 10**9})
+    parts = replace(parts, config=parts.config.model_copy(update={"schedule": endless}))
+    with TemporaryDirectory() as folder, open_transport(parts, Path(folder) / "private.sqlite", "explain") as transport:
+        session = Session(parts, transport)
+        session.next_round()
+        begun = time.monotonic()
+        session.next_round()
+        return time.monotonic() - begun

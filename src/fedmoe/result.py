@@ -7,18 +7,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.catalog import find
+from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
-from fedmoe.clients.private_store import PrivateStore
-from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId, Tree
-from fedmoe.errors import RunError
+from fedmoe.engines.session import Session
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
-from fedmoe.storage.rundir import RunDirectory
+
+SHOWN_CLIENTS = 200  # whose class counts a report can draw
 
 
 @dataclass(frozen=True)
@@ -27,34 +28,45 @@ class Result:
 
     data: dict[str, Any]
     directory: Path
-    algorithm: Algorithm
-    federation: Federation
-    kept: dict[ClientId, Tree]
-    clock: int
+    session: Session
 
     @property
     def scores(self) -> list[Score]:
         return [Score(**score) for score in self.data["scores"]]
 
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.session.algorithm
+
+    @property
+    def federation(self) -> Federation:
+        return self.session.federation
+
+    @property
+    def delivered(self) -> dict[ClientId, Tree]:
+        """The last broadcast that each client received."""
+        return self.session.delivered
+
     def personal_model(self, client: ClientId | str) -> PersonalModel:
         """The model that this client ends with: x -> probabilities."""
-        number = self.federation.number_of(client)
-        if number not in self.kept:
-            raise RunError(f"client {client} was not personalised: evaluation.clients left it out.")
-        store = PrivateStore(RunDirectory(self.directory).private_store)
-        kinds = {"client": self.algorithm.client_type, "final": self.algorithm.personal_type}
-        states = {kind: store.load(kind, tree_type, number, self.clock + 1) for kind, tree_type in kinds.items()}
-        store.close()
-        client_state = states["client"]
-        if client_state is None:
-            client_state = self.algorithm.init_client(self.kept[number], number, self.data["seed"])
-        personal = states["final"] if self.algorithm.personalize else None
-        parts = {"broadcast": self.kept[number], "client": client_state, "personal": personal}
-        return PersonalModel(self.algorithm.predict, parts)
+        return self.session.personal_model(self.federation.number_of(client))
 
 
-def results_of(config: ExperimentConfig, history: Sequence[dict[str, Any]], scores: Sequence[Score]) -> dict[str, Any]:
-    """What results.json says of the settings, the rounds and their end."""
+def results_of(
+    parts: Parts,
+    session: Session,
+    history: Sequence[dict[str, Any]],
+    curve: Sequence[dict[str, Any]],
+    scores: Sequence[Score],
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """What results.json says of the settings, the rounds and their end; and the manifest, which has its own file."""
+    config, federation = parts.config, parts.federation
+    takes_part = np.zeros(federation.num_clients, dtype=bool)
+    takes_part[federation.participants] = True
+    opted_out = np.flatnonzero(~takes_part).tolist()
+    abandoned = [record for record in history if record["abandoned"]]
+    names = None if federation.names is None else dict(enumerate(federation.names))
     return {
         "name": config.name,
         "algorithm": config.algorithm.name,
@@ -62,17 +74,50 @@ def results_of(config: ExperimentConfig, history: Sequence[dict[str, Any]], scor
         "seed": config.seed,
         "config": config.model_dump(mode="json"),
         "versions": versions(),
+        "backend": parts.backend,
+        "model_weights": parts.expert.num_weights,
         "scores": [score._asdict() for score in scores],
-        "history": [_told(event) for event in history],
+        "history": [_of_a_round(record) for record in history if record["phase"] == "round"],
         "assignment": next((known for e in reversed(history) if (known := e["experts"].get("assignment"))), None),
-        "warnings": [f"round {event['round']}: {words}" for event in history for words in event["warnings"]],
+        "warnings": [f"round {record['round']}: {words}" for record in history for words in record["warnings"]],
+        "rejected": sum(record["rejected"] for record in history),
+        "abandoned_rounds": len(abandoned),
+        "traffic": session.manifest.totals() | {"opted_out_clients": len(opted_out)},
+        "curve": [{key: point[key] for key in point if key != "event"} for point in curve],
+        "client_names": names,
+        **_shown(parts),
+        **facts,
+        "manifest": {
+            **session.manifest.as_dict(opted_out, names),
+            "intermediate_evaluation": session.evaluation_manifest.for_checkpoint(),
+        },
     }
 
 
-def _told(event: dict[str, Any]) -> dict[str, Any]:
-    """What results.json says of a round; the map of every round is in the metrics."""
-    experts = {key: value for key, value in event["experts"].items() if key != "assignment"}
-    return {key: event[key] for key in ("round", "reports", "refused", "seconds")} | {"experts": experts}
+def _of_a_round(record: dict[str, Any]) -> dict[str, Any]:
+    """The map of every round is in the metrics."""
+    experts = {key: value for key, value in record["experts"].items() if key != "assignment"}
+    return {key: record[key] for key in ("round", "reports", "rejected", "seconds")} | {"experts": experts}
+
+
+def _shown(parts: Parts) -> dict[str, Any]:
+    """What a report shows of who holds what."""
+    source, federation = parts.source, parts.federation
+    if source.class_counts is not None:
+        counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(source.class_names)
+    else:
+        counts = [_class_counts(federation, client) for client in range(min(federation.num_clients, SHOWN_CLIENTS))]
+        names = [str(label) for label in range(federation.num_classes)]
+    return {"split_digest": federation.digest, "class_counts": counts, "class_names": names}
+
+
+def _class_counts(federation: Federation, client: ClientId) -> list[int]:
+    """Of opted-in training records: what the others are private about stays out of the folder."""
+    records = federation.load(client)
+    counts: list[int] = torch.bincount(
+        records.train.y[records.train_opted_in], minlength=federation.num_classes
+    ).tolist()
+    return counts
 
 
 def versions() -> dict[str, str]:

@@ -18,6 +18,7 @@ from fedmoe.encoding import encode_tensors
 from fedmoe.errors import MessageError
 
 T = TypeVar("T")
+MAX_LEVELS = 32  # of names that are read; trees are walked by recursion, so their depth must have an end
 
 
 def tree_map(function: Callable[..., Any], tree: T, *others: Tree) -> T:
@@ -96,8 +97,10 @@ def _collect(tree: Tree, path: str, named: Tensors) -> None:
         return
     children = tree.items() if isinstance(tree, dict) else zip(tree._fields, tree, strict=True)
     for name, child in children:
-        if "/" in name:
-            raise MessageError(f"the name {name!r} holds a '/', which separates the levels of a tree: rename it.")
+        if not name or "/" in name:
+            raise MessageError(
+                f"the name {name!r} is empty or holds a '/', which separates the levels of a tree: rename it."
+            )
         _collect(child, f"{path}/{name}" if path else name, named)
 
 
@@ -112,9 +115,12 @@ def from_named(kind: type[T], named: Mapping[str, Tensor]) -> T:
     Raises MessageError for a name that `kind` does not declare, or a tensor that is missing.
     """
     declared = _declared(cast("Hashable", kind))
-    unknown = sorted({name.split("/")[0] for name in named} - set(declared))
-    if unknown:
-        raise MessageError(f"{kind.__name__} has no field {unknown[0]!r}; it has {', '.join(declared)}.")
+    for name in sorted(named):
+        field, within, _ = name.partition("/")
+        if field not in declared:
+            raise MessageError(f"{kind.__name__} has no field {field!r}; it has {', '.join(declared)}.")
+        if bool(within) == (declared[field] is Tensor):
+            raise MessageError(f"{kind.__name__} declares {field!r} otherwise: {name!r} does not fit it.")
     fields = {name: _read_field(kind.__name__, name, hint, named) for name, hint in declared.items()}
     return kind(**fields)
 
@@ -136,12 +142,14 @@ def _read_field(kind: str, name: str, hint: Any, named: Mapping[str, Tensor]) ->
 def nested(named: Mapping[str, Tensor]) -> Tree:
     """Dicts within dicts from names with '/': the inverse of `to_named` for dicts."""
     tree: dict[str, Tree] = {}
-    for path, value in sorted(named.items()):  # files give names in any order
-        *parents, last = path.split("/")
+    for path, value in sorted(named.items()):  # so "a" comes before "a/b"
+        *parents, last = levels = path.split("/")
+        if "" in levels or len(levels) > MAX_LEVELS:
+            raise MessageError(f"{path!r} does not name a tensor: it has an empty level, or more than {MAX_LEVELS}.")
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
-                raise MessageError(f"{parent!r} is a tensor and a group of tensors at once in {sorted(named)}.")
+                raise MessageError(f"{path!r} lies within {parent!r}, which is a tensor itself.")
         node[last] = value
     return tree

@@ -1,12 +1,11 @@
 """What may cross the wire: messages, as named tensors in safetensors. There is no encoder for private state.
 
-An algorithm declares its broadcasts, updates and reports with `@message`; everything else is refused here.
+An algorithm declares its broadcasts, updates and reports with `@message`; nothing else can be encoded.
 """
 
 import json
-import struct
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 
@@ -16,12 +15,46 @@ from fedmoe.encoding import ALIGNMENT, Bytes, Parts, decode_tensors, encode_tens
 from fedmoe.errors import MessageError
 
 T = TypeVar("T")
+MAX_HEADER_BYTES = 64 << 20  # of a frame: the header lists clients, so this is a few million
 
 
-def message(kind: type[T]) -> type[T]:
-    """Declare a NamedTuple as a broadcast, an update or a report: something that may be sent."""
-    kind.may_be_sent = True  # type: ignore[attr-defined]
-    return kind
+class ExpertFields(NamedTuple):
+    """The fields of a message that hold several experts side by side, and say which they are."""
+
+    experts: str  # a dict of tensors (H, ...)
+    expert_ids: str  # int64 (H,), each expert once
+
+
+@overload
+def message(kind: type[T]) -> type[T]: ...
+@overload
+def message(*, experts: str, expert_ids: str) -> Callable[[type[T]], type[T]]: ...
+def message(kind: type[T] | None = None, *, experts: str = "", expert_ids: str = "") -> Any:
+    """Declare a NamedTuple as a broadcast, an update or a report: something that may be sent.
+
+    A message with several experts names the field that holds them and the field with their ids: then a
+    client may send fewer experts than it received, and checks and manifests go by expert.
+
+    >>> @message(experts="experts", expert_ids="expert_ids")
+    ... class Update(NamedTuple):
+    ...     experts: Tensors
+    ...     expert_ids: torch.Tensor
+    """
+
+    def declare(kind: type[T]) -> type[T]:
+        if missing := {experts, expert_ids} - {""} - set(getattr(kind, "_fields", ())):
+            raise MessageError(f"{kind.__name__} has no field {min(missing)!r}, which @message names.")
+        kind.may_be_sent = True  # type: ignore[attr-defined]
+        kind.expert_fields = ExpertFields(experts, expert_ids) if experts else None  # type: ignore[attr-defined]
+        return kind
+
+    return declare if kind is None else declare(kind)
+
+
+def expert_fields(kind: type[Any]) -> ExpertFields | None:
+    """What a message declared of its experts."""
+    found: ExpertFields | None = getattr(kind, "expert_fields", None)
+    return found
 
 
 def encode(tree: Tree) -> Parts:
@@ -30,20 +63,20 @@ def encode(tree: Tree) -> Parts:
     return encode_tensors(trees.to_named(tree))
 
 
-def encode_answer(update: Tree, report: Tree) -> Parts:
+def encode_reply(update: Tree, report: Tree) -> Parts:
     """An update and the report with it, as one message."""
     _require_message(update)
     _require_message(report)
     return encode_tensors(trees.to_named({"update": update, "report": report}))
 
 
-def decode_answer(data: Bytes) -> tuple[Tensors, Tensors]:
+def decode_reply(data: Bytes) -> tuple[Tensors, Tensors]:
     """The named tensors of the update and of the report."""
     parts: dict[str, Tensors] = {"update": {}, "report": {}}
     for name, tensor in decode_tensors(data).items():
         part, _, rest = name.partition("/")
         if part not in parts or not rest:
-            raise MessageError(f"an answer holds {name!r}, which belongs neither to the update nor to the report.")
+            raise MessageError(f"a reply holds {name!r}, which belongs neither to the update nor to the report.")
         parts[part][rest] = tensor
     return parts["update"], parts["report"]
 
@@ -60,34 +93,48 @@ def decode(kind: type[T], data: Bytes) -> T:
     return trees.from_named(kind, decode_tensors(data))
 
 
-def by_expert(named: Tensors) -> Tensors:
-    """Names that tell experts apart: what update checks and manifests count by.
+def by_expert(kind: type[Any], named: Tensors) -> Tensors:
+    """Names that tell experts apart, for a message of a type that declares some: what checks and manifests count by.
 
-    A message with several experts holds them side by side, ``experts/weight`` (H, ...), and their `expert_ids` (H,).
-
-    >>> message = {"expert_ids": torch.tensor([0, 2]), "experts/bias": torch.zeros(2, 5), "phi": torch.zeros(3)}
-    >>> sorted(by_expert(message))
-    ['expert_ids', 'experts/0/bias', 'experts/2/bias', 'phi']
+    >>> @message(experts="experts", expert_ids="ids")
+    ... class Update(NamedTuple):
+    ...     experts: Tensors
+    ...     ids: torch.Tensor
+    ...     phi: torch.Tensor
+    >>> tensors = {"ids": torch.tensor([0, 2]), "experts/bias": torch.zeros(2, 5), "phi": torch.zeros(3)}
+    >>> sorted(by_expert(Update, tensors))
+    ['experts/0/bias', 'experts/2/bias', 'ids', 'phi']
     """
-    expert_ids = named.get("expert_ids")
-    if expert_ids is None:
+    fields = expert_fields(kind)
+    if fields is None:
         return named
-    if expert_ids.dtype != torch.int64 or expert_ids.dim() != 1 or len(expert_ids.unique()) != len(expert_ids):
-        raise MessageError(
-            f"expert_ids is {expert_ids.dtype} {tuple(expert_ids.shape)}, not torch.int64 (H,) with each expert once."
-        )
+    expert_ids = read_expert_ids(fields, named)
     apart: Tensors = {}
+    prefix = f"{fields.experts}/"
     for name, tensor in named.items():
-        if not name.startswith("experts/"):
+        if not name.startswith(prefix):
             apart[name] = tensor
             continue
-        if tensor.shape[:1] != expert_ids.shape:
+        if tensor.shape[:1] != (len(expert_ids),):
             raise MessageError(
-                f"{name} has shape {tuple(tensor.shape)}, not one row for each of {len(expert_ids)} expert_ids."
+                f"{name} has shape {tuple(tensor.shape)}, not a row for each of {len(expert_ids)} {fields.expert_ids}."
             )
-        for number, expert in zip(expert_ids.tolist(), tensor, strict=True):
-            apart[f"experts/{number}/{name.removeprefix('experts/')}"] = expert
+        for number, expert in zip(expert_ids, tensor, strict=True):
+            apart[f"{prefix}{number}/{name.removeprefix(prefix)}"] = expert
     return apart
+
+
+def read_expert_ids(fields: ExpertFields, named: Tensors) -> list[int]:
+    """Which experts a message holds, each once."""
+    tensor = named.get(fields.expert_ids)
+    if tensor is None:
+        raise MessageError(f"it lacks {fields.expert_ids!r}, the ids of its experts.")
+    expert_ids: list[int] = tensor.tolist() if tensor.dtype == torch.int64 and tensor.dim() == 1 else []
+    if tensor.shape != (len(expert_ids),) or len(set(expert_ids)) != len(expert_ids):
+        raise MessageError(
+            f"{fields.expert_ids} is {tensor.dtype} {tuple(tensor.shape)}, not torch.int64 (H,) with each expert once."
+        )
+    return expert_ids
 
 
 def pack(header: dict[str, Any], blobs: Sequence[Parts] = ()) -> bytearray:
@@ -101,21 +148,32 @@ def pack(header: dict[str, Any], blobs: Sequence[Parts] = ()) -> bytearray:
     head = json.dumps({"sizes": sizes, "header": header}).encode()
     head += b" " * (-len(head) % ALIGNMENT)
     padded = [part for parts, size in zip(blobs, sizes, strict=True) for part in (*parts, bytes(-size % ALIGNMENT))]
-    return bytearray().join([struct.pack(">Q", len(head)), head, *padded])
+    return bytearray().join([len(head).to_bytes(8, "big"), head, *padded])
 
 
-def unpack(frame: Bytes) -> tuple[dict[str, Any], list[memoryview]]:
-    """The header, and the blobs as views of the frame."""
+def unpack(frame: Bytes, max_header: int = MAX_HEADER_BYTES) -> tuple[dict[str, Any], list[memoryview]]:
+    """The header, and the blobs as views of the frame. Raises MessageError for whatever is not a frame."""
+    view = memoryview(frame)
+    length = int.from_bytes(view[:8], "big")
+    if len(view) < 8 or length > min(len(view) - 8, max_header):
+        raise _no_frame(view, f"its header of {length} bytes does not fit into it, or is above {max_header}")
     try:
-        (length,) = struct.unpack_from(">Q", frame)
-        head = json.loads(bytes(frame[8 : 8 + length]))
-        header, sizes = head["header"], head["sizes"]
-    except (struct.error, ValueError, KeyError, TypeError) as error:
-        raise MessageError(f"a frame of {len(frame)} bytes has no readable header: {error}.") from error
-    blobs, start, view = [], 8 + length, memoryview(frame)
+        head = json.loads(str(view[8 : 8 + length], "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _no_frame(view, f"its header cannot be read ({error})") from error
+    if not isinstance(head, dict) or head.keys() != {"sizes", "header"} or not isinstance(head["header"], dict):
+        raise _no_frame(view, "its header is not a header and the sizes of what follows")
+    sizes = head["sizes"]
+    if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
+        raise _no_frame(view, "the sizes in its header are not counts")
+    if (stated := 8 + length + sum(size + -size % ALIGNMENT for size in sizes)) != len(view):
+        raise _no_frame(view, f"it states {stated} bytes, so it was cut or joined on its way")
+    blobs, start = [], 8 + length
     for size in sizes:
         blobs.append(view[start : start + size])
         start += size + -size % ALIGNMENT
-    if start != len(frame):
-        raise MessageError(f"a frame of {len(frame)} bytes states {start}: it was cut or joined on its way.")
-    return header, blobs
+    return head["header"], blobs
+
+
+def _no_frame(view: memoryview, reason: str) -> MessageError:
+    return MessageError(f"{len(view)} bytes are not a frame: {reason}.")

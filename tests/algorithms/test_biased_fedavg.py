@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from builders import (
     draw_examples,
     run_algorithm,
     tiny_federation,
+    tiny_plan,
     tiny_records,
     tiny_setup,
     with_records,
 )
 from fedmoe import trees
 from fedmoe.algorithms.biased_fedavg import bias_of, biased_fedavg, mean_of_clients
+from fedmoe.algorithms.catalog import find
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.partial_personalization import (
     Broadcast,
@@ -28,9 +31,12 @@ from fedmoe.algorithms.partial_personalization import (
     PartialPersonalizationConfig,
     PersonalState,
     ReleasedState,
-    pool_gifts,
+    pool_released,
 )
+from fedmoe.clients.federation import examples
+from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError
+from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams, torch_stream
 
@@ -116,11 +122,11 @@ def test_it_follows_label_skew_where_one_model_for_all_cannot(tmp_path):
     assert scores["biased"] > 0.85 and scores["plain"] < 0.6
 
 
-class TestNewcomers:
+class TestNewClients:
     def test_without_a_release_they_have_the_bias_that_everyone_starts_from(self, tmp_path):
         algorithm = biased_fedavg(PartialPersonalizationConfig(), tiny_setup())
         outcome = run(tmp_path, algorithm)
-        kept = outcome.kept[UNSEEN]
+        kept = outcome.delivered[UNSEEN]
         assert kept.released == {}
         state = algorithm.init_client(kept, UNSEEN, 0)
         assert torch.equal(bias_of(kept, state)[BIAS], INITIAL)
@@ -130,11 +136,11 @@ class TestNewcomers:
         outcome = run(tmp_path, algorithm, rounds=1, release=True)
         trained = outcome.records[0].clients
         biases = private_biases(outcome)
-        assert len(trained) == 3 and set(biases) == set(PARTICIPANTS)  # the fourth gave what it started from
+        assert len(trained) == 3 and set(biases) == set(PARTICIPANTS)  # the fourth released what it started from
         mean = torch.stack([biases[client] for client in trained]).mean(0)
         x = torch.randn(5, 4)
         for client in (UNSEEN, OPTED_OUT, EMPTY):
-            kept = outcome.kept[client]
+            kept = outcome.delivered[client]
             state = algorithm.init_client(kept, client, 0)
             expected = tiny_setup().expert({**kept.model, BIAS: mean}, x).log_softmax(1)
             torch.testing.assert_close(algorithm.predict(kept, state, None, x), expected)
@@ -149,28 +155,32 @@ class TestNewcomers:
         mixed = bias_of(Broadcast({}, {BIAS: torch.stack([released, released])}), cohort)[BIAS]
         assert torch.equal(mixed, torch.stack([released, own]))
 
-    def test_gifts_of_those_who_never_trained_do_not_count(self):
-        gifts = {
+    def test_released_parts_of_those_who_never_trained_do_not_count(self):
+        states = {
             4: ReleasedState({BIAS: torch.tensor([4.0])}, torch.tensor(2)),
             1: ReleasedState({BIAS: torch.ones(1)}, torch.tensor(0)),
         }
-        assert pool_gifts(mean_of_clients, gifts)[BIAS] == 4
-        assert pool_gifts(mean_of_clients, {1: gifts[1]}) == {}
+        assert pool_released(mean_of_clients, states)[BIAS] == 4
+        assert pool_released(mean_of_clients, {1: states[1]}) == {}
 
 
 def test_personalising_fits_the_bias_alone_on_all_records(tmp_path):
     algorithm = biased_fedavg(PartialPersonalizationConfig(), tiny_setup())
-    silent = tiny_records()[OPTED_OUT]._replace(validation=draw_examples(0), validation_opted_in=torch.ones(0).bool())
-    federation = with_records(tiny_federation(), {OPTED_OUT: silent})  # without validation data it cannot stop at once
+    opted_out = tiny_records()[OPTED_OUT]._replace(
+        validation=draw_examples(0), validation_opted_in=torch.ones(0).bool()
+    )
+    federation = with_records(
+        tiny_federation(), {OPTED_OUT: opted_out}
+    )  # without validation data it cannot stop at once
     outcome = run_algorithm(algorithm, federation, tmp_path / "store")
     final = private_biases(outcome, "final")
     assert OPTED_OUT in final and not torch.equal(final[OPTED_OUT], INITIAL)
-    kept, x = outcome.kept[OPTED_OUT], torch.randn(5, 4)
-    answer = algorithm.predict(
+    kept, x = outcome.delivered[OPTED_OUT], torch.randn(5, 4)
+    predicted = algorithm.predict(
         kept, algorithm.init_client(kept, OPTED_OUT, 0), PersonalState({BIAS: final[OPTED_OUT]}, torch.tensor(1)), x
     )
     expected = tiny_setup().expert({**kept.model, BIAS: final[OPTED_OUT]}, x).log_softmax(1)
-    torch.testing.assert_close(answer, expected)
+    torch.testing.assert_close(predicted, expected)
 
 
 def test_the_server_may_have_an_optimizer(tmp_path):
@@ -179,7 +189,29 @@ def test_the_server_may_have_an_optimizer(tmp_path):
     assert outcome.server.moments.step == 2 and BIAS not in outcome.server.moments.mean
 
 
-def test_an_expert_without_an_output_bias_is_refused():
+def test_an_expert_without_an_output_bias_is_rejected():
     for module, words in ((nn.Linear(4, 3, bias=False), "has no bias"), (nn.Identity(), "no nn.Linear")):
         with pytest.raises(ConfigError, match=words):
             biased_fedavg(PartialPersonalizationConfig(), tiny_setup()._replace(expert=Network(module, "expert")))
+
+
+@pytest.mark.parametrize("method", ["biased_fedavg", "lg_fedavg"])
+@pytest.mark.parametrize("backend", ["batched", "sequential"])
+def test_training_images_are_augmented_for_the_private_part_too(method, backend):
+    network = Network(lambda: mlp((1, 6, 6), CLASSES, (5,)), "expert")
+    images = examples(torch.randn(8, 1, 6, 6, generator=torch_stream("images")), torch.arange(8) % CLASSES)
+    data = ClientData(trees.stack([images]), trees.stack([draw_images(0)]))  # no validation: all epochs are trained
+    private = []
+    for augment in (None, "crop_flip"):
+        setup = tiny_setup(backend)._replace(expert=network, personal=replace(tiny_plan(3), augment=augment))
+        entry = find(method)
+        algorithm = entry.factory(entry.config(), setup)
+        shared = algorithm.round[0].broadcast(algorithm.init_server(0), 0, ())
+        states = [trees.stack([tree]) for tree in (shared, algorithm.init_client(shared, 0, 0))]
+        personal = algorithm.personalize(*states, None, data, Streams(0, "personalize", 1, (0,)))
+        private.append(torch.cat([leaf.flatten() for leaf in trees.leaves(personal.private)]))
+    assert not torch.equal(*private)
+
+
+def draw_images(count):
+    return examples(torch.randn(count, 1, 6, 6, generator=torch_stream("none")), torch.arange(count))

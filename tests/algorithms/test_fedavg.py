@@ -11,11 +11,12 @@ from fedmoe import trees
 from fedmoe.aggregation.server_optimizer import ServerOptimizer, init_moments, server_step
 from fedmoe.algorithms.algorithm import Nothing, uniform_sample
 from fedmoe.algorithms.fedavg import (
+    DIVERGED_LOSS,
     Broadcast,
     FedAvgConfig,
-    Score,
     ServerState,
     Update,
+    ValidationUpdate,
     aggregate,
     fedavg,
     init_server,
@@ -29,8 +30,9 @@ from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
-from fedmoe.storage.checkpoints import load_newest, save_checkpoint
+from fedmoe.storage.checkpoints import Checkpoint, load_newest, save_checkpoint
 from fedmoe.streams import Streams
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 
 EXPERT = Network(lambda: mlp((3,), 2, (4,)), "expert")
@@ -39,7 +41,8 @@ GATE = Network(lambda: mlp((3,), 1, (4,)), "gate")
 
 def setup(backend="sequential", **plan):
     federated = LocalTraining(**{"epochs": 2, "batch_size": 3, "learning_rate": 0.05, **plan})
-    return AlgorithmSetup(EXPERT, GATE, federated, LocalTraining(), LocalTraining(), None, backend)
+    other = LocalTrainer(LocalTraining(), backend)
+    return AlgorithmSetup(EXPERT, GATE, LocalTrainer(federated, backend), other, other, None)
 
 
 def rows(size, seed):
@@ -62,8 +65,8 @@ def update(value, num_examples):
     return Update({"w": torch.tensor([float(value)])}, torch.tensor(float(num_examples)))
 
 
-def score(loss, num_examples=10):
-    return Score(torch.tensor(float(loss)), torch.tensor(float(num_examples)))
+def validated(loss, num_examples=10):
+    return ValidationUpdate(torch.tensor(float(loss)), torch.tensor(float(num_examples)))
 
 
 class TestAggregation:
@@ -73,11 +76,11 @@ class TestAggregation:
         assert after.model["w"].item() == pytest.approx(0.1 * 1 + 0.3 * 4 + 0.6 * -2)
         assert after.best_model["w"] == -1 and after.best_loss == torch.inf  # only validation chooses
 
-    def test_a_claim_is_capped(self):
+    def test_a_reported_count_is_capped(self):
         after = aggregate(server(), {0: update(1, 10), 1: update(4, 1e9)}, max_weight=20.0)
         assert after.model["w"].item() == pytest.approx((10 * 1 + 20 * 4) / 30)
 
-    def test_a_negative_claim_counts_as_zero(self):
+    def test_a_negative_count_is_zero(self):
         assert aggregate(server(), {0: update(1, 10), 1: update(100, -5)}).model["w"] == 1
 
     def test_if_nobody_has_examples_the_model_stays(self):
@@ -127,30 +130,48 @@ class TestTheServerOptimizer:
     def test_a_checkpoint_gives_the_moments_back(self, optimizer, tmp_path):
         state = init_server(EXPERT, 0, optimizer)
         state = aggregate(state, {0: Update(EXPERT.init(1), torch.tensor(4.0))}, None, optimizer)
-        save_checkpoint(tmp_path, 1, state, {})
-        checkpoint, _ = load_newest(tmp_path, ServerState)
+        save_checkpoint(tmp_path, Checkpoint(1, state, {}), "run")
+        checkpoint, _ = load_newest(tmp_path, ServerState, "run")
         torch.testing.assert_close(checkpoint.server, state, rtol=0, atol=0)
 
 
 class TestTheBestModel:
     def test_it_is_the_aggregated_model_with_the_lowest_mean_over_clients(self):
-        state = keep_best(server(1.0), {0: score(2.0), 1: score(4.0)})
+        state = keep_best(server(1.0), {0: validated(2.0), 1: validated(4.0)})
         assert state.best_loss == 3 and state.best_model["w"] == 1
-        worse = keep_best(state._replace(model={"w": torch.tensor([2.0])}), {0: score(3.5), 1: score(3.5)})
+        worse = keep_best(state._replace(model={"w": torch.tensor([2.0])}), {0: validated(3.5), 1: validated(3.5)})
         assert worse.best_model["w"] == 1 and worse.model["w"] == 2
-        better = keep_best(worse._replace(model={"w": torch.tensor([5.0])}), {0: score(1.0), 1: score(4.5)})
+        better = keep_best(worse._replace(model={"w": torch.tensor([5.0])}), {0: validated(1.0), 1: validated(4.5)})
         assert better.best_model["w"] == 5 and better.best_loss == 2.75
 
     def test_the_mean_is_over_clients_and_not_over_examples(self):
-        assert keep_best(server(), {0: score(1.0, 1000), 1: score(3.0, 1)}).best_loss == 2
+        assert keep_best(server(), {0: validated(1.0, 1000), 1: validated(3.0, 1)}).best_loss == 2
 
     def test_clients_without_validation_data_have_no_vote(self):
-        assert keep_best(server(), {0: score(1.0), 1: score(0.0, 0)}).best_loss == 1
-        nobody = keep_best(server(4.0), {0: score(0.0, 0)})
+        assert keep_best(server(), {0: validated(1.0), 1: validated(0.0, 0)}).best_loss == 1
+        nobody = keep_best(server(4.0), {0: validated(0.0, 0)})
         assert nobody.best_loss == torch.inf and nobody.best_model["w"] == -1
 
-    def test_a_loss_that_is_not_a_number_never_wins(self):
-        assert keep_best(server(4.0), {0: score(float("nan"))}).best_model["w"] == -1
+    @pytest.mark.parametrize("loss", [DIVERGED_LOSS, 2 * DIVERGED_LOSS, float("inf"), float("nan")])
+    def test_a_model_that_diverged_for_one_client_is_never_best(self, loss):
+        """Not even the first that is validated, when there is nothing to beat."""
+        assert keep_best(server(4.0), {0: validated(0.5), 1: validated(loss)}).best_model["w"] == -1
+
+    @pytest.mark.parametrize("weight", [1e30, float("nan")])
+    @pytest.mark.parametrize("backend", ["sequential", "batched"])
+    def test_a_client_reports_a_diverged_model_by_a_large_finite_loss(self, backend, weight):
+        validation = fedavg(FedAvgConfig(), setup(backend)).validation.exchange
+        sent = Broadcast({name: torch.full_like(leaf, weight) for name, leaf in EXPERT.init(1).items()})
+        data = ClientData(cohort(3, 3).train, side_by_side([rows(4, 5), rows(0, 6)]))
+        _, update, _ = validation.local_update(trees.stack([sent, sent]), Nothing(), data, None)
+        assert update.validation_loss.tolist() == [DIVERGED_LOSS, 0.0] and update.num_examples.tolist() == [4, 0]
+        state = validation.aggregate(server(4.0), dict(enumerate(trees.unstack(update, 2))), {}, {})
+        assert state.best_model["w"] == -1 and state.best_loss == torch.inf
+
+    def test_a_loss_below_zero_is_rejected(self):
+        rejection = fedavg(FedAvgConfig(), setup()).validation.exchange.fault
+        assert "-3e+38 is negative" in rejection(validated(-3e38), None)
+        assert rejection(validated(0.0), None) is None
 
     def test_clients_get_the_best_model_in_the_end_and_the_last_without_validation(self):
         assert send_best_model(server(1.0, best=2.0, best_loss=0.5), 0, ()).model["w"] == 2
@@ -158,15 +179,15 @@ class TestTheBestModel:
         assert send_model(server(1.0, best=2.0, best_loss=0.5), 0, ()).model["w"] == 1
 
     @pytest.mark.parametrize("backend", ["sequential", "batched"])
-    def test_a_client_scores_what_it_was_sent_on_its_validation_data(self, backend):
+    def test_a_client_validates_what_it_was_sent_on_its_validation_data(self, backend):
         validation = fedavg(FedAvgConfig(validate_every=7), setup(backend)).validation
         data = cohort(3, 3)
         data = ClientData(data.train, side_by_side([rows(4, 5), rows(0, 6)]))
         sent = Broadcast(EXPERT.init(1))
-        _, scores, _ = validation.exchange.local_update(trees.stack([sent, sent]), Nothing(), data, None)
+        _, update, _ = validation.exchange.local_update(trees.stack([sent, sent]), Nothing(), data, None)
         expected = F.cross_entropy(EXPERT(sent.model, rows(4, 5).x), rows(4, 5).y)
-        torch.testing.assert_close(scores.validation_loss, torch.stack([expected, torch.tensor(0.0)]))
-        assert scores.num_examples.tolist() == [4, 0] and validation.every == 7
+        torch.testing.assert_close(update.validation_loss, torch.stack([expected, torch.tensor(0.0)]))
+        assert update.num_examples.tolist() == [4, 0] and validation.every == 7
 
 
 def run_rounds(algorithm, state, data, clients, rounds):
@@ -212,7 +233,7 @@ def test_one_step_of_each_client_is_one_step_on_all_their_data(backend):
     assert not torch.allclose(apart.model["1.weight"], start.model["1.weight"])
 
 
-def test_an_update_tells_the_number_of_examples_and_the_training_loss():
+def test_an_update_reports_the_number_of_examples_and_the_training_loss():
     algorithm = fedavg(FedAvgConfig(), setup(epochs=1, batch_size=50))
     (exchange,) = algorithm.round
     start = algorithm.init_server(0)
@@ -237,8 +258,8 @@ def test_all_clients_start_from_the_same_weights_and_the_broadcast_is_not_traine
 
 def test_prediction_is_the_softmax_of_the_global_model():
     sent, x = Broadcast(EXPERT.init(3)), torch.randn(5, 3)
-    answer = fedavg(FedAvgConfig(), setup()).predict(sent, Nothing(), None, x)
-    torch.testing.assert_close(answer.exp(), EXPERT(sent.model, x).softmax(1))
+    predicted = fedavg(FedAvgConfig(), setup()).predict(sent, Nothing(), None, x)
+    torch.testing.assert_close(predicted.exp(), EXPERT(sent.model, x).softmax(1))
 
 
 class TestSampling:
@@ -259,7 +280,7 @@ class TestSampling:
     def test_all_means_all(self):
         assert uniform_sample(None)(None, 1, self.pool, np.random.default_rng(0)).tolist() == self.pool.tolist()
 
-    def test_more_than_there_are_is_refused(self):
+    def test_more_than_there_are_is_an_error(self):
         with pytest.raises(ConfigError, match=r"clients_per_round=7, but only 6 clients opted in"):
             uniform_sample(7)(None, 1, self.pool, np.random.default_rng(0))
 

@@ -12,6 +12,7 @@ from fedmoe.models.images import LeNet, mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.kernel_spec import KernelSpec
 from fedmoe.training.optimizers import Adam, Sgd
 
 SHAPE, CLASSES, ANGLES = (2, 16, 16), 3, 5
@@ -72,7 +73,7 @@ def train(
     config = FedMixConfig(num_experts=NUM_EXPERTS, condition=condition)
     losses = Objective(config, network)
     if backend == "native":
-        assert losses.kernel_spec(parts, data, frozen) is not None  # else nothing is compared
+        assert isinstance(losses.kernel_spec(parts, data, frozen), KernelSpec)  # else nothing is compared
     groups = {"mixture": Group(parts, losses, data, optimizer or Sgd(0.2))}
     if condition == "client":
         usage_SK = drawn(4, NUM_EXPERTS, seed=4).softmax(-1)[clients]
@@ -106,7 +107,9 @@ def test_a_clients_own_q_moves_to_its_closed_form_as_in_the_loop(model):
     assert usage_SK[0, 3] < 0.05 < usage_SK[2, 4]  # an expert that client 0 does not hold; client 2 never trained
 
 
-@pytest.mark.parametrize("optimizer", [Sgd(0.1, momentum=0.9), Adam(1e-3)], ids=["momentum", "adam"])
+# Adam divides by the size of a gradient, so where that is zero but for rounding, the step is as large as any: with an
+# epsilon well above the rounding of gradients (1e-7) the step is a Lipschitz function of the gradient.
+@pytest.mark.parametrize("optimizer", [Sgd(0.1, momentum=0.9), Adam(1e-3, epsilon=1e-3)], ids=["momentum", "adam"])
 def test_other_optimizers(optimizer):
     settings = {"optimizer": optimizer, "in_use": SOME_IN_USE}
     assert_same(train("native", **settings), train("sequential", **settings))
@@ -125,7 +128,7 @@ def test_company_changes_no_bit():
 
 
 def test_a_value_that_q_does_not_know_is_refused_before_the_kernels_read_it():
-    with pytest.raises(DataError, match="values reach from 9 to 9, but q has 5 rows"):
+    with pytest.raises(DataError, match="conditioned on reach from 9 to 9, but q has 5 rows"):
         train("native", condition="angle", angles=9)
 
 
@@ -146,5 +149,5 @@ def test_what_the_kernels_do_not_know_is_left_to_pytorch(settings):
         config = FedMixConfig(num_experts=NUM_EXPERTS, **options)
         return Objective(config, make_network("mlp", "native")).kernel_spec(parts, rows(3, 0), frozen)
 
-    assert kernel_spec(prune_threshold=0.5) is not None
-    assert kernel_spec(**settings) is None
+    assert isinstance(kernel_spec(prune_threshold=0.5), KernelSpec)
+    assert isinstance(kernel_spec(**settings), str)

@@ -1,4 +1,4 @@
-"""FedMix beyond Algorithm 1: other conditions, other parts, other ways to answer; and what it refuses."""
+"""FedMix beyond Algorithm 1: other conditions, other parts, other ways to predict; and what it rejects."""
 
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from builders import (
     UNSEEN,
     make_expert,
     make_gate,
+    newest_private,
     run_algorithm,
     run_spied,
     tiny_config,
@@ -27,13 +28,12 @@ from builders import (
 )
 from fedmoe import trees
 from fedmoe.aggregation.server_optimizer import ServerOptimizer
-from fedmoe.algorithms.fedmix.algorithm import fedmix, init_client, init_server, local_update, send_held
+from fedmoe.algorithms.fedmix.algorithm import fedmix, init_client, init_server, local_update, send_experts
 from fedmoe.algorithms.fedmix.objective import train_parts
 from fedmoe.algorithms.fedmix.personal import personalize, predict
 from fedmoe.algorithms.fedmix.release import log_average_gate, log_client_shares, log_gate_of
 from fedmoe.algorithms.fedmix.states import ClientState, FedMixConfig, PersonalState
 from fedmoe.clients.federation import examples
-from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import parse_config
 from fedmoe.core_types import ClientData
 from fedmoe.errors import ConfigError, DataError
@@ -43,22 +43,20 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams, torch_stream
 from fedmoe.training.batches import shuffled
 from fedmoe.training.inference import clients_of
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 
 ADAM = ServerOptimizer("adam", 0.05)
 
 
 def loaded(path, kind, state_type, client):
-    store = PrivateStore(path)
-    state = store.load(kind, state_type, client, 10**6)
-    store.close()
-    return state
+    return newest_private(path, kind, state_type, client)
 
 
 def on_plain(config, setup, **changes):
     """What the plain client does in one round: its state before, then what `local_update` returns, for one client."""
     server = init_server(config, setup, 0)._replace(**changes)
-    sent = send_held(config, server, PLAIN)
+    sent = send_experts(config, server, PLAIN)
     before = init_client(config, setup, sent)
     data = tiny_federation().data([PLAIN], opted_in_only=True)
     rng = Streams(0, "t", 1, (PLAIN,))
@@ -83,7 +81,7 @@ def on_plain(config, setup, **changes):
     ],
     ids=str,
 )
-def test_every_option_trains_answers_and_is_the_same_in_any_order(options, backend, tmp_path):
+def test_every_option_trains_predicts_and_is_the_same_in_any_order(options, backend, tmp_path):
     algorithm = fedmix(FedMixConfig(num_experts=3, server_optimizer=ADAM, **options), tiny_setup(backend))
     can_release = algorithm.release is not None
     outcome = run_algorithm(algorithm, tiny_federation(), tmp_path / "a", rounds=3, release=can_release)
@@ -91,7 +89,7 @@ def test_every_option_trains_answers_and_is_the_same_in_any_order(options, backe
         algorithm, tiny_federation(), tmp_path / "b", rounds=3, release=can_release, workers=2
     ).fingerprint()
     assert outcome.fingerprint() == again
-    assert outcome.manifest["refused"] == []
+    assert outcome.manifest["rejected"] == []
     assert all(torch.tensor(score.loss).isfinite() for score in outcome.scores)
 
 
@@ -135,6 +133,20 @@ def test_fine_tuning_is_local_training_of_all_parts_before_evaluation(tmp_path):
     assert torch.equal(before.gate["weight"], one.gate["weight"])  # a client that trained keeps its gate
 
 
+def test_a_fine_tuned_gate_is_the_one_that_predicts_even_if_it_started_from_a_shared_one():
+    config, setup = FedMixConfig(num_experts=2, share_gates=True, fine_tune_epochs=2), tiny_setup()
+    sent, state, _ = on_plain(config, setup)
+    data = tiny_federation().data([PLAIN], opted_in_only=False)
+    stacked = [trees.stack([tree]) for tree in (sent, state)]
+    personal = trees.pick(personalize(config, setup, *stacked, data, Streams(0, "t", 1, (PLAIN,))), 0)
+    assert not torch.equal(personal.gate["weight"], sent.gate["weight"])
+    x = torch.randn(5, FEATURES, generator=torch_stream("x"))
+    expected = predict(config, setup, sent._replace(gate=personal.gate), state, personal, x)
+    torch.testing.assert_close(predict(config, setup, sent, state, personal, x), expected)
+    untuned = personal._replace(gate=sent.gate)
+    assert not torch.allclose(predict(config, setup, sent, state, untuned, x), expected)
+
+
 @pytest.mark.parametrize("backend", ["batched", "sequential"])
 def test_training_images_are_augmented_in_the_rounds_and_for_the_gate(backend):
     config = FedMixConfig(num_experts=2, condition="client")
@@ -145,8 +157,10 @@ def test_training_images_are_augmented_in_the_rounds_and_for_the_gate(backend):
     results = []
     for augment in (None, "crop_flip"):
         plan = replace(tiny_plan(), augment=augment)
-        setup = tiny_setup(backend)._replace(expert=network, federated=plan, personal=plan)
-        sent = send_held(config, init_server(config, setup, 0), 0)
+        setup = tiny_setup(backend)._replace(
+            expert=network, federated=LocalTrainer(plan, backend), personal=LocalTrainer(plan, backend)
+        )
+        sent = send_experts(config, init_server(config, setup, 0), 0)
         stacked = [trees.stack([tree]) for tree in (sent, init_client(config, setup, sent))]
         _, (update,), _ = local_update(config, setup, *stacked, data, rng)
         personal = personalize(config, setup, *stacked, data, rng)
@@ -193,12 +207,12 @@ def test_q_may_be_conditioned_on_side_information_instead_of_the_label(tmp_path)
 def test_a_clients_own_q_is_the_closed_form_with_damping(backend):
     """Eq. 13 minibatch by minibatch, at the point where all parts take their step."""
     config = FedMixConfig(num_experts=3, condition="client", damping=0.75)
-    setup = tiny_setup(backend)._replace(federated=replace(tiny_plan(), epochs=1))
+    setup = tiny_setup(backend)._replace(federated=LocalTrainer(replace(tiny_plan(), epochs=1), backend))
     sent, state, update = on_plain(config, setup)
     (rows,) = clients_of(tiny_federation().data([PLAIN], opted_in_only=True).train)
     (generator,) = Streams(0, "t", 1, (PLAIN,)).generators("batches")
     at = next(shuffled(generator, len(rows.y), 4))
-    scores, _ = equations.expert_answers(setup.expert, sent.experts, rows.x[at])
+    scores, _ = equations.expert_outputs(setup.expert, sent.experts, rows.x[at])
     likelihood_KB = scores.log_softmax(-1)[:, torch.arange(4), rows.y[at]]
     target = likelihood_KB.mean(1).softmax(0)  # the gate is still even
     first = 0.75 / 3 + 0.25 * target
@@ -216,7 +230,8 @@ def own_q_after_one_step(config, setup, sent):
     parts = {"experts": sent.experts, "gate": blank.gate}
     frozen = {"expert_ids": sent.expert_ids, "in_use": torch.ones(3, dtype=torch.bool)}
     stacked = [trees.stack([part]) for part in (parts, frozen, blank.usage)]
-    fitted = train_parts(config, setup, *stacked, data, plan, Streams(0, "t", 1, (PLAIN,)))
+    trainer = setup.federated._replace(settings=plan)
+    fitted = train_parts(config, setup, *stacked, data, trainer, Streams(0, "t", 1, (PLAIN,)))
     return fitted.params["usage"]["share"][0]
 
 
@@ -236,7 +251,9 @@ def test_clients_with_permuted_labels_find_their_own_expert(tmp_path):
 
     federation = replace(tiny_federation(), load=held)
     config = FedMixConfig(num_experts=2, condition="client", server_optimizer=ServerOptimizer("adam", 0.05))
-    setup = tiny_setup(clients_per_round=None)._replace(federated=replace(tiny_plan(3), batch_size=10))
+    setup = tiny_setup(clients_per_round=None)._replace(
+        federated=LocalTrainer(replace(tiny_plan(3), batch_size=10), "batched")
+    )
     usage = run_algorithm(fedmix(config, setup), federation, tmp_path / "store", rounds=15).server.usage
     groups = usage[list(PARTICIPANTS)].argmax(1)
     odd = torch.tensor([client % 2 for client in PARTICIPANTS])
@@ -244,14 +261,15 @@ def test_clients_with_permuted_labels_find_their_own_expert(tmp_path):
     assert usage[list(PARTICIPANTS)].max(1).values.min() > 0.9
 
 
-# Three ways to answer
+# Three ways to predict
 
 
 def test_a_new_client_with_labels_fits_its_gate_and_nothing_else():
-    config, setup = FedMixConfig(num_experts=2), tiny_setup()._replace(personal=LocalTraining(200, 8, 0.1))
+    config, setup = FedMixConfig(num_experts=2), tiny_setup()
+    setup = setup._replace(personal=LocalTrainer(LocalTraining(200, 8, 0.1), "batched"))
     posterior = torch.tensor([[9.0, -9], [-9, 9], [-9, 9]])  # expert 0 for class 0, expert 1 for the others
     server = init_server(config, setup, 0)._replace(posterior=posterior)
-    sent = send_held(config, server, UNSEEN)
+    sent = send_experts(config, server, UNSEEN)
     data = tiny_federation().data([PLAIN], opted_in_only=False)
     state = init_client(config, setup, sent)
     rng = Streams(0, "personalize", 0, (UNSEEN,))
@@ -259,13 +277,13 @@ def test_a_new_client_with_labels_fits_its_gate_and_nothing_else():
     assert personal.experts == {}
     (rows,) = clients_of(data.train)
     torch.testing.assert_close(personal.usage, posterior.softmax(-1)[rows.y].mean(0))
-    _, features_HBF = equations.expert_answers(setup.expert, sent.experts, rows.x)
+    _, features_HBF = equations.expert_outputs(setup.expert, sent.experts, rows.x)
     pooled = torch.einsum("h,hbf->bf", personal.usage, features_HBF)
     chosen = equations.log_gate(personal.gate, pooled).argmax(1)
     assert (chosen == (rows.y > 0)).float().mean() > 0.8
 
 
-def gates_given(path, release, **options):
+def gates_released(path, release, **options):
     config = FedMixConfig(num_experts=2, server_optimizer=ADAM, **options)
     setup = tiny_setup(clients_per_round=None)
     records = {EMPTY: tiny_records()[EMPTY], OPTED_OUT: tiny_records()[OPTED_OUT]}
@@ -274,15 +292,15 @@ def gates_given(path, release, **options):
 
 
 @pytest.mark.parametrize("personal_bias", [False, True])
-def test_without_labels_the_answer_is_the_average_of_the_gates_given_away(personal_bias, tmp_path):
-    """Each gate with its own q(z|s); their answers are averaged, not their weights (Section 2.1)."""
-    config, setup, outcome = gates_given(tmp_path / "store", release=True, personal_bias=personal_bias)
+def test_without_labels_the_prediction_is_by_the_average_of_the_released_gates(personal_bias, tmp_path):
+    """Each gate with its own q(z|s); their outputs are averaged, not their weights (Section 2.1)."""
+    config, setup, outcome = gates_released(tmp_path / "store", release=True, personal_bias=personal_bias)
     x = torch.randn(7, FEATURES, generator=torch_stream("x"))
-    kept = outcome.kept[UNSEEN]
+    kept = outcome.delivered[UNSEEN]
     states = {c: loaded(tmp_path / "store", "client", ClientState, c) for c in PARTICIPANTS}
     counts = {c: len(clients_of(tiny_federation().data([c], opted_in_only=True).train)[0].y) for c in PARTICIPANTS}
     total = sum(counts.values())
-    scores, features = equations.expert_answers(setup.expert, kept.experts, x)
+    scores, features = equations.expert_outputs(setup.expert, kept.experts, x)
     gate_BK, bias = 0, 0
     for client, state in states.items():
         usage_K = state.shares @ kept.posterior.softmax(-1)
@@ -293,17 +311,17 @@ def test_without_labels_the_answer_is_the_average_of_the_gates_given_away(person
     blank = init_client(config, setup, kept)
     torch.testing.assert_close(predict(config, setup, kept, blank, None, x).exp(), expected)
     personal = loaded(tmp_path / "store", "final", PersonalState, EMPTY)
-    torch.testing.assert_close(predict(config, setup, outcome.kept[EMPTY], blank, personal, x).exp(), expected)
+    torch.testing.assert_close(predict(config, setup, outcome.delivered[EMPTY], blank, personal, x).exp(), expected)
 
 
 def test_gates_leave_their_clients_only_by_the_release_and_go_to_those_without_one(tmp_path):
-    _, _, quiet = gates_given(tmp_path / "quiet", release=False)
-    _, _, given = gates_given(tmp_path / "given", release=True)
+    _, _, quiet = gates_released(tmp_path / "quiet", release=False)
+    _, _, released = gates_released(tmp_path / "released", release=True)
     assert not any("gate" in name for rows in quiet.manifest["sent_by_clients"].values() for name in rows)
-    assert all(broadcast.released == {} for broadcast in quiet.kept.values())
-    rows = given.manifest["sent_by_clients"]["give gates"]
+    assert all(broadcast.released == {} for broadcast in quiet.delivered.values())
+    rows = released.manifest["sent_by_clients"]["release gates"]
     assert rows["gate/weight"]["times"] == len(PARTICIPANTS)
-    for client, broadcast in given.kept.items():
+    for client, broadcast in released.delivered.items():
         assert bool(broadcast.released) == (client not in PARTICIPANTS)
 
 
@@ -311,22 +329,58 @@ def test_a_gate_that_was_never_trained_has_no_say(tmp_path):
     config, setup = FedMixConfig(num_experts=2), tiny_setup(clients_per_round=1)
     outcome = run_algorithm(fedmix(config, setup), tiny_federation(), tmp_path / "a", rounds=1, release=True)
     (client,) = outcome.records[0].clients
-    asked = outcome.manifest["sent_by_clients"]["give gates"]["gate/weight"]["times"]
-    assert asked == len(PARTICIPANTS) and len(outcome.kept[UNSEEN].released["usage"]) == 1
+    asked = outcome.manifest["sent_by_clients"]["release gates"]["gate/weight"]["times"]
+    assert asked == len(PARTICIPANTS) and len(outcome.delivered[UNSEEN].released["usage"]) == 1
     trained = loaded(tmp_path / "a", "client", ClientState, client)
-    assert torch.equal(outcome.kept[UNSEEN].released["gate"]["weight"][0], trained.gate["weight"])
+    assert torch.equal(outcome.delivered[UNSEEN].released["gate"]["weight"][0], trained.gate["weight"])
+
+
+def test_a_released_gate_weighs_the_experts_that_its_client_uses_as_that_client_does():
+    """Of four experts the client was sent 0, 1 and 2 and uses 0 and 1; alone it decides what a new client predicts."""
+    config, setup = FedMixConfig(num_experts=4, prune_threshold=0.8), tiny_setup()  # floor 0.2; the server's, 0.18
+    algorithm = fedmix(config, setup)
+    server = algorithm.init_server(0)
+    usage = server.usage.clone()
+    usage[PLAIN] = torch.tensor([0.4, 0.3, 0.19, 0.11])
+    phi = torch.tensor([[0.3, 0.3, 0.12, 0.28]] * CLASSES).log()  # has moved since: 3 is not sent, so not used either
+    server = server._replace(usage=usage, posterior=phi)
+    rng = torch_stream("gate")
+    gate = {"weight": 3 * torch.randn(4, 5, generator=rng), "bias": torch.randn(4, generator=rng)}
+    kept = send_experts(config, server, PLAIN)
+    trained = init_client(config, setup, kept)._replace(
+        gate=gate, shares=torch.full((CLASSES,), 1 / CLASSES), trained=torch.tensor(1.0)
+    )
+    assert kept.expert_ids.tolist() == [0, 1, 2]
+    data = tiny_federation().data([PLAIN], opted_in_only=True)
+    exchange = algorithm.release
+    asked = [trees.stack([tree]) for tree in (exchange.broadcast(server, PLAIN, ()), trained)]
+    _, released_S, _ = exchange.local_update(*asked, data, Streams(0, "release", 1, (PLAIN,)))
+    released = trees.pick(released_S, 0)
+    assert exchange.fault(released, None) is None
+    server = exchange.aggregate(server, {PLAIN: released}, {}, {})
+    new = algorithm.delivery[0].broadcast(server, UNSEEN, ())
+    x = torch.randn(6, FEATURES, generator=torch_stream("x"))
+    expected = algorithm.predict(kept, trained, None, x)
+    torch.testing.assert_close(algorithm.predict(new, init_client(config, setup, new), None, x), expected)
+
+
+def test_a_released_usage_that_is_no_distribution_is_rejected():
+    exchange = fedmix(FedMixConfig(num_experts=2), tiny_setup()).release
+    like = exchange.update_like(None)
+    assert exchange.fault(like._replace(usage=torch.tensor([0.25, 0.75])), None) is None
+    assert "is not a distribution" in exchange.fault(like._replace(usage=torch.tensor([1.5, -0.5])), None)
 
 
 def test_without_gates_all_experts_count_alike(tmp_path):
-    config, setup, outcome = gates_given(tmp_path / "store", release=False)
+    config, setup, outcome = gates_released(tmp_path / "store", release=False)
     x = torch.randn(7, FEATURES, generator=torch_stream("x"))
-    kept = outcome.kept[UNSEEN]
-    scores, _ = equations.expert_answers(setup.expert, kept.experts, x)
+    kept = outcome.delivered[UNSEEN]
+    scores, _ = equations.expert_outputs(setup.expert, kept.experts, x)
     blank = init_client(config, setup, kept)
     torch.testing.assert_close(predict(config, setup, kept, blank, None, x).exp(), scores.softmax(-1).mean(0))
 
 
-def test_with_densities_a_newcomer_is_answered_by_the_gate_of_the_client_that_it_looks_like(tmp_path):
+def test_with_densities_a_new_client_predicts_by_the_gate_of_the_client_that_its_inputs_resemble(tmp_path):
     """Inputs of every client lie far from those of the others, so p(s|x) names one client (eq. 18)."""
     plain = tiny_records()[PLAIN]
 
@@ -345,15 +399,15 @@ def test_with_densities_a_newcomer_is_answered_by_the_gate_of_the_client_that_it
         tmp_path / "store",
         release=True,
     )
-    assert outcome.manifest["sent_by_clients"]["give gates"]["density/log_scale"]["times"] == len(PARTICIPANTS)
-    kept = outcome.kept[UNSEEN]
+    assert outcome.manifest["sent_by_clients"]["release gates"]["density/log_scale"]["times"] == len(PARTICIPANTS)
+    kept = outcome.delivered[UNSEEN]
     x = apart(PLAIN).train.x
     shares_SB = log_client_shares(setup, kept.released, x).exp()
     assert (shares_SB.argmax(0) == PARTICIPANTS.index(PLAIN)).all()
     torch.testing.assert_close(shares_SB.sum(0), torch.ones(len(x)))
-    _, features_KBF = equations.expert_answers(setup.expert, kept.experts, x)
-    own = log_gate_of(trees.pick(kept.released, PARTICIPANTS.index(PLAIN)), features_KBF).exp()
-    average = log_average_gate(kept.released, features_KBF, log_client_shares(setup, kept.released, x)).exp()
+    _, features_KBF = equations.expert_outputs(setup.expert, kept.experts, x)
+    own = log_gate_of(config, trees.pick(kept.released, PARTICIPANTS.index(PLAIN)), features_KBF).exp()
+    average = log_average_gate(config, kept.released, features_KBF, log_client_shares(setup, kept.released, x)).exp()
     torch.testing.assert_close(average, own, atol=0.02, rtol=0)
     assert all(torch.tensor(score.loss).isfinite() for score in outcome.scores)
 
@@ -373,12 +427,12 @@ def test_with_densities_a_newcomer_is_answered_by_the_gate_of_the_client_that_it
         ({"server_optimizer": {"name": "adagrad"}}, "server_optimizer"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(options, words):
+def test_settings_that_cannot_work_are_errors(options, words):
     with pytest.raises(ConfigError, match=words):
         parse_config({"algorithm": {"name": "fedmix", **options}})
 
 
-def test_gates_asked_for_while_sharing_is_off_are_refused():
+def test_gates_asked_for_while_release_is_off_are_an_error():
     with pytest.raises(ConfigError, match=r"new_clients='density' .* schedule.release is off"):
         fedmix(FedMixConfig(new_clients="density"), tiny_setup()._replace(input_shape=(FEATURES,)))
     with pytest.raises(ConfigError, match="share_gates is on"):
@@ -398,21 +452,21 @@ def test_side_information_that_the_data_do_not_have_is_refused():
         (lambda rows: {"angle": rows.y + 1}, "angle=3 is outside 0 … 2"),
     ],
 )
-def test_examples_without_side_information_are_refused(values, words, tmp_path):
+def test_examples_without_side_information_are_errors(values, words, tmp_path):
     setup = tiny_setup()._replace(side_values={"angle": 3})
     algorithm = fedmix(FedMixConfig(condition="angle"), setup)
     with pytest.raises(DataError, match=words):
         run_algorithm(algorithm, with_side_information(values), tmp_path / "store")
 
 
-def test_a_label_outside_of_q_is_refused(tmp_path):
+def test_a_label_outside_of_q_is_an_error(tmp_path):
     algorithm = fedmix(FedMixConfig(), tiny_setup()._replace(num_classes=2))
     with pytest.raises(DataError, match="label=2 is outside 0 … 1"):
         run_algorithm(algorithm, tiny_federation(), tmp_path / "store")
 
 
 def test_a_new_client_without_any_data_needs_gates_of_others(tmp_path):
-    """Said before the first round; averaged gates, or a shared one, answer it."""
+    """An error before the first round; averaged gates, or a shared one, are enough."""
     federation = with_records(tiny_federation(), {UNSEEN: tiny_records()[EMPTY]})
 
     def scored(name, release, **options):
@@ -426,7 +480,7 @@ def test_a_new_client_without_any_data_needs_gates_of_others(tmp_path):
     assert UNSEEN in scored("released", True) & scored("shared", False, share_gates=True)
 
 
-def test_experts_that_would_start_alike_are_refused():
+def test_experts_that_would_start_alike_are_errors():
     setup = tiny_setup()._replace(expert=Network(mlp((FEATURES,), CLASSES, (5,)), "expert"))
     with pytest.raises(ConfigError, match="all 4 experts start with the same weights"):
         init_server(FedMixConfig(), setup, 0)

@@ -14,6 +14,7 @@ from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.models.resnet import resnet
 from fedmoe.streams import Streams
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 
 PRIVATE, SHARED = ("1.weight", "1.bias"), ("3.weight", "3.bias")
@@ -52,7 +53,7 @@ def test_clients_come_to_differ_in_their_layers_and_share_the_rest(tmp_path):
         if name.startswith("client of") and name.endswith("1.weight")
     }
     assert len(layers) >= 3
-    assert all(set(kept.model) == set(SHARED) for kept in outcome.kept.values())
+    assert all(set(kept.model) == set(SHARED) for kept in outcome.delivered.values())
 
 
 def test_the_first_round_is_that_of_fedavg_without_the_private_layers(tmp_path):
@@ -112,13 +113,13 @@ class TestNewcomers:
         assert len(trained) == 3 < len(PARTICIPANTS) and torch.equal(given, torch.stack(own))
         x = torch.randn(5, 4)
         for client in (UNSEEN, OPTED_OUT, EMPTY):
-            kept = outcome.kept[client]
+            kept = outcome.delivered[client]
             answer = algorithm.predict(kept, algorithm.init_client(kept, client, 0), None, x)
             torch.testing.assert_close(answer, ensemble(EXPERT, "3", kept, x).log_softmax(1))
 
     def test_without_a_release_they_answer_with_the_layers_that_everyone_starts_from(self, tmp_path):
         algorithm = lg_fedavg(LgFedAvgConfig(), tiny_setup())
-        kept, x = run(tmp_path, algorithm).kept[UNSEEN], torch.randn(5, 4)
+        kept, x = run(tmp_path, algorithm).delivered[UNSEEN], torch.randn(5, 4)
         start = {**EXPERT.init(0, "init", "expert"), **kept.model}
         answer = algorithm.predict(kept, algorithm.init_client(kept, UNSEEN, 0), None, x)
         assert kept.released == {} and torch.equal(answer, EXPERT(start, x).log_softmax(1))
@@ -136,7 +137,7 @@ class TestNewcomers:
         algorithm = lg_fedavg(LgFedAvgConfig(), tiny_setup())
         outcome, federation, x = run(tmp_path, algorithm, release=True), tiny_federation(), torch.randn(5, 4)
         for client, has_data in ((EMPTY, False), (UNSEEN, True)):
-            kept = outcome.kept[client]
+            kept = outcome.delivered[client]
             fresh, data = algorithm.init_client(kept, client, 0), federation.data([client], opted_in_only=False)
             cohort = trees.stack([kept]), trees.stack([fresh])
             personal = algorithm.personalize(*cohort, None, data, Streams(0, "personalize", 1, (client,)))
@@ -171,7 +172,8 @@ def test_personalising_fits_the_private_layers_on_all_records(tmp_path):
 
 def test_personalising_keeps_the_best_copy_by_validation_loss(tmp_path):
     """Steps this long only do harm, so who has validation data ends where the rounds left it."""
-    hasty = tiny_setup()._replace(personal=LocalTraining(epochs=3, learning_rate=1e4, optimizer="sgd"))
+    fast = LocalTraining(epochs=3, learning_rate=1e4, optimizer="sgd")
+    hasty = tiny_setup()._replace(personal=LocalTrainer(fast, "batched"))
     outcome = run(tmp_path, lg_fedavg(LgFedAvgConfig(), hasty))
     stored = outcome.private_tensors()
     (final,) = [t for name, t in stored.items() if name.startswith(f"final of client {PLAIN} ") and "1.weight" in name]

@@ -21,6 +21,7 @@ from fedmoe.training.augment import AUGMENTATIONS, Augmentation
 from fedmoe.training.classifier import log_probs
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Group, fit
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 
 EXPERT = Network(lambda: mlp((3,), 2, (4,)), "expert")
@@ -31,7 +32,8 @@ PERSONAL = ["local_only", "fine_tuned", "specialist_mixture", "local_global_mixt
 
 def setup(backend="sequential", **plan):
     train = LocalTraining(**{"epochs": 4, "batch_size": 4, "learning_rate": 0.02, "patience": 4, **plan})
-    return AlgorithmSetup(EXPERT, GATE, train, train, train, None, backend)
+    trainer = LocalTrainer(train, backend)
+    return AlgorithmSetup(EXPERT, GATE, trainer, trainer, trainer, None)
 
 
 def make(name, backend="sequential", **plan):
@@ -186,7 +188,7 @@ class TestSpecialistMixture:
             "specialist": fine_tuned.fine_tune(here, sent_S, data, streams()).specialist,
             "gate": trees.stack([GATE.init(seed) for seed in streams().seeds("gate")]),
         }
-        plan = here.personal
+        plan = here.personal.settings
         group = Group(start, losses, data.train, plan.make_optimizer(), augmentation=plan.augmentation)
         stopping = EarlyStopping(losses, data.validation, plan.patience)
         slow = fit({"mixture": group}, plan.schedule, streams(), backend, {"general": sent_S.model}, stopping)

@@ -1,4 +1,4 @@
-"""Three small algorithms that use every part of the contract which the catalog does not use yet.
+"""Small algorithms that use every part of the contract which the catalog does not use yet.
 
 They are shaped like papers, but are not them. A router or a gate over M experts is M copies of the gate network, one
 score each. Shape suffixes: S clients of a cohort, H experts that a client holds, M or K all experts, B a batch,
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from contract.calibrated import CALIBRATED
 from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
 from fedmoe.aggregation.expert_observation import ExpertSubset, Observation, observe_experts
@@ -25,9 +26,10 @@ from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, Tree
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.batch import Batch, Loss, Trainable
 from fedmoe.training.classifier import ClassifierLoss, log_probs
 from fedmoe.training.fit import Group, Schedule, fit
-from fedmoe.training.inference import Batch, Loss, Trainable, clients_of, per_example
+from fedmoe.training.inference import clients_of
 from fedmoe.training.optimizers import Sgd
 from fedmoe.wire import message
 
@@ -81,7 +83,7 @@ class Choice(NamedTuple):
     experts: Tensor  # (K,)
 
 
-@message
+@message(experts="experts", expert_ids="expert_ids")
 class ExpertsDown(NamedTuple):
     experts: Tensors  # (H, ...)
     expert_ids: Tensor  # (H,)
@@ -94,7 +96,7 @@ class Trained(NamedTuple):
     num_examples: Tensor
 
 
-@message
+@message(experts="experts", expert_ids="expert_ids")
 class Delivered(NamedTuple):
     router: Tensors
     experts: Tensors
@@ -185,7 +187,7 @@ def summed_scores(setup: AlgorithmSetup, router_S: Tensors, examples: Examples) 
     def shares(router: Tensors, batch: Batch) -> Tensor:
         return scores_of(setup.gate, router, batch.x).softmax(-1)
 
-    return per_example(shares, router_S, examples, setup.backend).sum(1)
+    return setup.federated.per_example(shares, router_S, examples).sum(1)
 
 
 def choose_experts(
@@ -209,7 +211,7 @@ def train_chosen(
         "experts": Group(shared.experts, own_losses(setup) if alone else mixed, data.train, Sgd(0.2)),
         "router": Group(client.router, naming_losses(setup) if alone else mixed, data.train, Sgd(config.router_rate)),
     }
-    fitted = fit(groups, setup.federated.schedule, rng, setup.backend, frozen={"expert_ids": shared.expert_ids}).params
+    fitted = setup.federated.fit(groups, rng, frozen={"expert_ids": shared.expert_ids}).params
     counts_S = data.train.counts.to(torch.float32)
     return client, Trained(fitted["experts"], fitted["router"], counts_S), NoReport()
 
@@ -355,7 +357,7 @@ def gradient_of_general(
 ) -> tuple[Nothing, Gradient, NoReport]:
     """One step of length 1 from where the general model is; half of the records are the gate's."""
     group = Group(shared.general, ClassifierLoss(setup.expert), halves(data.train)[0], Sgd(1.0))
-    moved = fit({"model": group}, Schedule(batch_size=4, steps=1), rng, setup.backend).params["model"]
+    moved = fit({"model": group}, Schedule(batch_size=4, steps=1), rng, setup.federated.backend).params["model"]
     return client, Gradient(trees.tree_map(torch.sub, shared.general, moved)), NoReport()
 
 
@@ -392,7 +394,7 @@ def evolve(
         "gate": Group(personal.gate, losses, for_gate, Sgd(config.rate), batch_term=imbalance),
     }
     schedule = Schedule(batch_size=4, steps=1)
-    trained = fit(groups, schedule, rng, setup.backend, frozen=shared.general).params
+    trained = fit(groups, schedule, rng, setup.federated.backend, frozen=shared.general).params
     return PrivatePersonal(trained["private"], trained["gate"])
 
 
@@ -524,13 +526,13 @@ def train_held(
         "experts": Group(shared.experts, losses, data.train, Sgd(0.2)),
         "gates": Group(client.gates, losses, data.train, Sgd(0.5)),
     }
-    trained = fit(groups, setup.federated.schedule, rng, setup.backend).params
+    trained = setup.federated.fit(groups, rng).params
     counts_S = data.train.counts.to(torch.float32)
 
     def shares(gates: Tensors, batch: Batch) -> Tensor:
         return scores_of(setup.gate, gates, batch.x).softmax(-1)
 
-    usage_SK = per_example(shares, trained["gates"], data.train, setup.backend).sum(1) / counts_S[:, None].clamp(min=1)
+    usage_SK = setup.federated.per_example(shares, trained["gates"], data.train).sum(1) / counts_S[:, None].clamp(min=1)
     return PrivateGates(trained["gates"]), TrainedExperts(trained["experts"], usage_SK, counts_S), NoReport()
 
 
@@ -568,7 +570,7 @@ def fit_gates(
 ) -> PrivateGates:
     """On all records, experts frozen."""
     groups = {"gates": Group(client.gates, held_losses(setup), data.train, Sgd(0.5))}
-    trained = fit(groups, setup.personal.schedule, rng, setup.backend, frozen=shared.experts).params
+    trained = setup.personal.fit(groups, rng, frozen=shared.experts).params
     return PrivateGates(trained["gates"])
 
 
@@ -580,4 +582,5 @@ PROBES = {
     "chosen_experts": Entry(ChosenExpertsConfig, chosen_experts, "Chosen experts", None),
     "private_expert": Entry(PrivateExpertConfig, private_expert, "Private expert", None),
     "pruned_experts": Entry(PrunedExpertsConfig, pruned_experts, "Pruned experts", None),
+    **CALIBRATED,
 }

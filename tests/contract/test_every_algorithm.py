@@ -22,6 +22,7 @@ from builders import (
     PLAIN,
     SOME_OPTED_OUT,
     UNSEEN,
+    Around,
     Backwards,
     Outcome,
     Spy,
@@ -42,9 +43,9 @@ from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.core_types import ClientId, Examples, Tensors
 from fedmoe.encoding import decode_tensors
-from fedmoe.engines.session import Transport
+from fedmoe.engines.protocol import Transport, exchanges_of
 from fedmoe.errors import MessageError
-from fedmoe.training.inference import Backend
+from fedmoe.training.backends import Backend
 
 ENTRIES = CATALOG | PROBES
 TALKATIVE = [name for name, entry in ENTRIES.items() if entry.factory(entry.config(), tiny_setup()).round]
@@ -71,7 +72,8 @@ def every_way(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def exchanges(algorithm: Algorithm) -> list[Exchange]:
     others = [algorithm.validation.exchange] if algorithm.validation else []
-    return [*algorithm.round, *algorithm.delivery, *others, *([algorithm.release] if algorithm.release else [])]
+    others += [algorithm.release] if algorithm.release else []
+    return [*algorithm.round, *algorithm.after_rounds, *algorithm.delivery, *others]
 
 
 # One definition, three ways
@@ -158,6 +160,10 @@ def leaked(outcome: Outcome, spy: Spy) -> list[str]:
     ]
 
 
+def exchange_of(algorithm: Algorithm, asked: dict[str, Any]) -> Exchange:
+    return exchanges_of(algorithm, asked["phase"])[asked["index"]]
+
+
 @every_algorithm
 def test_the_manifest_counts_what_really_passed(name: str, tmp_path: Path) -> None:
     """Names, times and bytes in the manifest are those of the tensors in the frames, client by client."""
@@ -166,13 +172,17 @@ def test_the_manifest_counts_what_really_passed(name: str, tmp_path: Path) -> No
     up, of_client, down = Counter[str](), Counter[ClientId](), Counter[str]()
     for sent in spy.exchanged:
         for client, (update, report) in sent.messages.items():
-            up.update(wire.by_expert(update).keys() | {f"report:{name}" for name in report})
+            up.update(
+                wire.by_expert(exchange_of(algorithm, sent.asked).update_type, update).keys()
+                | {f"report:{name}" for name in report}
+            )
             of_client[client] += sum(tensor.nbytes for tensor in (*update.values(), *report.values()))
     for header, blobs in map(wire.unpack, spy.received):
         for which in header["broadcast_index"] if header["do"] == "exchange" else ():
-            down.update(wire.by_expert(decode_tensors(blobs[which])).keys())
-    for kept in outcome.kept.values():
-        down.update(wire.by_expert(trees.to_named(kept)).keys())
+            kind = exchange_of(algorithm, header).broadcast_type
+            down.update(wire.by_expert(kind, decode_tensors(blobs[which])).keys())
+    for kept in outcome.delivered.values():
+        down.update(wire.by_expert(type(kept), trees.to_named(kept)).keys())
 
     assert up == times(outcome.manifest["sent_by_clients"])
     assert down == times(outcome.manifest["received_by_clients"])
@@ -317,17 +327,18 @@ def test_one_record_is_enough_to_take_part(name: str, tmp_path: Path) -> None:
     outcome = run_algorithm(make(name), tiny_federation(), tmp_path / "store", rounds=3)
     assert any(ONE_RECORD in record.clients for record in outcome.records)
     assert str(ONE_RECORD) in outcome.manifest["messages_of_client"]
-    assert outcome.manifest["refused"] == []
+    assert outcome.manifest["rejected"] == []
 
 
 # A bad client
 
 
-class Tamper:
+class Tamper(Around):
     """A transport on whose way one client's updates of the rounds are changed."""
 
     def __init__(self, inner: Transport, client: ClientId, change: Callable[[Tensors], Tensors]) -> None:
-        self.inner, self.client, self.change = inner, client, change
+        super().__init__(inner)
+        self.client, self.change = client, change
 
     def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
         for index, answer in self.inner.run(frames):
@@ -364,10 +375,10 @@ def test_a_bad_update_is_refused_and_the_round_goes_on(name: str, reason: str, t
         rounds=1,
         through=lambda inner: Tamper(inner, bad, FAULTS[reason]),
     )
-    (refusal,) = outcome.manifest["refused"]
+    (refusal,) = outcome.manifest["rejected"]
     assert (refusal["round"], refusal["client"]) == (1, bad)
     assert reason in refusal["reason"]
-    assert outcome.records[0].refused == 1
+    assert outcome.records[0].rejected == 1
     (exchange,) = [one for one in algorithm.round if one.name == refusal["exchange"]]
     accepted = outcome.manifest["messages_of_client"]
     assert all(exchange.name in accepted[str(client)] for client in PARTICIPANTS if client != bad)
@@ -377,4 +388,6 @@ def test_a_bad_update_is_refused_and_the_round_goes_on(name: str, reason: str, t
 
 
 def server_weights(outcome: Outcome) -> list[Tensor]:
-    return [tensor for tree in outcome.kept.values() for tensor in trees.leaves(tree) if tensor.is_floating_point()]
+    return [
+        tensor for tree in outcome.delivered.values() for tensor in trees.leaves(tree) if tensor.is_floating_point()
+    ]

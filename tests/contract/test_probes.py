@@ -17,10 +17,12 @@ from builders import (
     PLAIN,
     SOME_OPTED_OUT,
     UNSEEN,
+    Around,
     Outcome,
     run_algorithm,
     run_spied,
     tiny_federation,
+    tiny_parts,
     tiny_setup,
     with_updates,
 )
@@ -29,7 +31,7 @@ from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.core_types import ClientId, Tensors
 from fedmoe.encoding import decode_tensors
-from fedmoe.engines.session import Coordinator, Transport
+from fedmoe.engines.messenger import Messenger
 
 
 def make(name: str, **options: Any) -> Algorithm:
@@ -105,15 +107,13 @@ def test_a_client_is_sent_the_experts_that_it_chose(tmp_path: Path) -> None:
     assert was_sent == {client: chose[client] for client in was_sent} and len(was_sent) == 3
 
 
-def test_anchors_and_others_are_trained_in_separate_cohorts(tmp_path: Path) -> None:
+def test_anchors_and_others_are_trained_in_separate_cohorts() -> None:
     algorithm = make("chosen_experts")
-    coordinator = Coordinator(
-        algorithm, tiny_federation(), Unused(), seed=0, rounds=1, cohort_size=9, manifest=None  # type: ignore[arg-type]
-    )  # fmt: skip
     server = algorithm.init_server(0)
     choice = [algorithm.round[0].update_like(None)]
     broadcasts = {client: algorithm.round[1].broadcast(server, client, choice) for client in PARTICIPANTS}
-    cohorts = [cohort.clients for cohort in coordinator.cohorts(broadcasts, algorithm.round[1])]
+    messages = Messenger(tiny_parts(algorithm, cohort_size=9), Unused())  # type: ignore[arg-type]
+    cohorts = [cohort.clients for cohort in messages.cohorts(broadcasts, algorithm.round[1])]
     assert cohorts == [[SOME_OPTED_OUT], [ONE_RECORD, PLAIN, NO_VALIDATION_IN]]
 
 
@@ -124,13 +124,13 @@ class Unused:
 
 def test_silent_clients_receive_every_expert_and_choose_for_themselves(chosen: Outcome) -> None:
     for client in (OPTED_OUT, EMPTY):
-        assert chosen.kept[client].expert_ids.tolist() == list(range(NUM_EXPERTS))
+        assert chosen.delivered[client].expert_ids.tolist() == list(range(NUM_EXPERTS))
         assert newest(chosen, "final", client)["usable"].sum() == NUM_CHOSEN
         assert str(client) not in chosen.manifest["messages_of_client"]
 
 
 def test_a_newcomer_is_asked_for_its_choice_only(chosen: Outcome) -> None:
-    assert len(chosen.kept[UNSEEN].expert_ids) == NUM_CHOSEN
+    assert len(chosen.delivered[UNSEEN].expert_ids) == NUM_CHOSEN
     assert set(chosen.manifest["messages_of_client"][str(UNSEEN)]) == {"ask"}
 
 
@@ -155,11 +155,8 @@ def test_an_expert_that_nobody_trained_keeps_its_weights() -> None:
         )
 
 
-class BadChoice:
+class BadChoice(Around):
     """A transport on whose way the choice of one client gets another shape."""
-
-    def __init__(self, inner: Transport) -> None:
-        self.inner = inner
 
     def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
         for index, answer in self.inner.run(frames):
@@ -173,7 +170,7 @@ def test_who_was_refused_sits_out_the_rest_of_the_round(tmp_path: Path) -> None:
     outcome = run_algorithm(
         make("chosen_experts"), tiny_federation(), tmp_path / "store", rounds=1, cohort_size=9, through=BadChoice
     )
-    assert [(one["exchange"], one["client"]) for one in outcome.manifest["refused"]] == [("choose", PLAIN)]
+    assert [(one["exchange"], one["client"]) for one in outcome.manifest["rejected"]] == [("choose", PLAIN)]
     assert "train" not in outcome.manifest["messages_of_client"][str(PLAIN)]
     assert "train" in outcome.manifest["messages_of_client"][str(ONE_RECORD)]
 
@@ -187,7 +184,7 @@ def test_private_work_is_kept_whoever_shares_the_cohort(tmp_path: Path) -> None:
     for client in PARTICIPANTS:
         assert_same(newest(outcome, "final", client), newest(outcome, "personal", client))
     for client in (OPTED_OUT, EMPTY, UNSEEN):
-        start = make("private_expert").init_personal(outcome.kept[client], None, client, 0)  # type: ignore[misc]
+        start = make("private_expert").init_personal(outcome.delivered[client], None, client, 0)  # type: ignore[misc]
         assert_same(newest(outcome, "final", client), trees.to_named(start))
 
 
@@ -239,7 +236,7 @@ def test_a_release_is_in_the_manifest_and_reaches_newcomers(tmp_path: Path) -> N
     gates = [trees.from_named(PrivateGates, newest(outcome, "client", client)).gates for client in PARTICIPANTS]
     for name, mean in outcome.server.gates.items():
         torch.testing.assert_close(mean, torch.stack([one[name] for one in gates]).mean(0))
-    assert outcome.kept[UNSEEN].gates.keys() == outcome.server.gates.keys()
+    assert outcome.delivered[UNSEEN].gates.keys() == outcome.server.gates.keys()
 
 
 def test_a_private_gate_goes_on_from_where_it_was(tmp_path: Path) -> None:

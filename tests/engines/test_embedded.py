@@ -1,10 +1,14 @@
 import multiprocessing
 import os
+import resource
 import select
 import signal
 import sqlite3
+import threading
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from multiprocessing.context import ForkProcess
 from typing import Any
 
 import pytest
@@ -12,9 +16,11 @@ import torch
 
 from builders import tiny_federation
 from contract.probes import PROBES
+from fedmoe.engines import embedded
 from fedmoe.engines.embedded import Forked, InProcess, start
 from fedmoe.engines.worker import Worker
 from fedmoe.errors import RunError
+from fedmoe.interrupts import stop_on_signals
 
 PATIENCE = 20.0  # seconds: a bound, not a delay
 
@@ -104,11 +110,158 @@ def test_a_worker_that_outlives_the_engine_says_nothing(capfd: pytest.CaptureFix
 
 
 def test_a_worker_that_died_between_two_calls_is_told() -> None:
-    with pytest.raises(RunError, match="exit code -15"), forked(2) as transport:
+    with pytest.raises(RunError, match="exit code -9"), forked(2) as transport:
         list(transport.run([b"fine", b"fine"]))
-        transport._processes[0].terminate()
+        transport._processes[0].kill()
         transport._processes[0].join(PATIENCE)
         list(transport.run([b"fine", b"fine"]))
+
+
+def test_a_worker_that_dies_within_a_frame_is_told() -> None:
+    """Half of its reply has arrived, and the rest never will."""
+
+    class Half(Echo):
+        def handle(self, frame: bytes) -> bytes:
+            if frame == b"half":
+                threading.Timer(0.3, os._exit, [7]).start()
+                return bytes(50_000_000)  # more than fits on the way while nobody reads
+            return frame
+
+    with pytest.raises(RunError, match="exit code 7"), Forked(Half(), 2) as transport:  # type: ignore[arg-type]
+        replies = transport.run([b"fine", b"half", b"fine"])
+        next(replies)
+        time.sleep(1)
+        list(replies)
+
+
+def test_a_caller_that_stops_early_gets_no_late_reply_for_a_later_frame() -> None:
+    with forked(2) as transport:
+        replies = transport.run([b"early 0", b"early 1", b"early 2", b"early 3"])
+        next(replies)
+        replies.close()
+        assert dict(transport.run([b"later 0", b"later 1", b"later 2"])) == {
+            index: f"later {index}".encode() for index in range(3)
+        }
+
+
+def test_signals_to_the_whole_group_are_left_to_the_parent() -> None:
+    """Ctrl-C in a terminal, and the SIGTERM of a service manager or a batch system."""
+    with forked(2) as transport:
+        list(transport.run([b"fine", b"fine"]))
+        for process in transport._processes:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(process.pid or 0, number)
+        assert dict(transport.run([b"a", b"b"])) == {0: b"a", 1: b"b"}
+
+
+def test_transports_of_this_machine_are_trusted() -> None:
+    assert InProcess.trusted and Forked.trusted
+
+
+def test_too_few_descriptors_are_told_and_no_worker_stays_behind() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Lifeline() as lifeline:
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 8, hard))
+        try:
+            with pytest.raises(RunError, match=r"30 worker processes could not be started: too many files.*ulimit -n"):
+                forked(30).__enter__()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert lifeline.all_ended()
+
+
+class Stuck(Echo):
+    """Handles a frame "stop" by stopping, as SIGSTOP from outside would, and "sleep" by not coming to an end."""
+
+    def handle(self, frame: bytes) -> bytes:
+        if frame == b"stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if frame == b"sleep":
+            time.sleep(10 * PATIENCE)
+        return frame
+
+
+@pytest.mark.parametrize("frame", [b"stop", b"sleep"])
+def test_an_engine_that_ends_with_an_error_does_not_wait_for_a_stuck_worker(frame: bytes) -> None:
+    begun = time.monotonic()
+    with Lifeline() as lifeline:
+        with pytest.raises(ZeroDivisionError), Forked(Stuck(), 2) as transport:  # type: ignore[arg-type]
+            next(transport.run([frame, b"fine"]))
+            raise ZeroDivisionError
+        assert lifeline.all_ended()
+    assert time.monotonic() - begun < PATIENCE
+
+
+def test_an_engine_that_ends_does_not_wait_long_for_a_stopped_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "LEAVING_SECONDS", 0.3)
+    with Lifeline() as lifeline:
+        with forked(2) as transport:
+            os.kill(transport._processes[0].pid or 0, signal.SIGSTOP)
+        assert lifeline.all_ended()
+
+
+@contextmanager
+def in_another_process(engine: Callable[[Any], None]) -> Iterator[tuple[ForkProcess, Any]]:
+    """`engine(ready)` in a process of its own, once it has sent its first message; it ends with the test."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    process = fork.Process(target=engine, args=(theirs,))
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(PATIENCE)
+        ours.recv_bytes()
+        yield process, ours
+    finally:
+        process.kill()
+        process.join(PATIENCE)
+
+
+def run_until_asked(ready: Any) -> None:
+    """As the command line does it: rounds until a signal asks to stop, one of them with a worker that is stopped."""
+    with stop_on_signals() as request, Forked(Stuck(), 2) as transport:  # type: ignore[arg-type]
+        list(transport.run([b"fine", b"fine"]))
+        ready.send_bytes(b"working")
+        list(transport.run([b"stop", b"fine"]))
+        assert request()
+        ready.send_bytes(b"ended the round")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_worker_is_woken_so_that_the_round_can_end(number: signal.Signals) -> None:
+    with Lifeline() as lifeline, in_another_process(run_until_asked) as (process, line):
+        time.sleep(0.5)
+        assert process.is_alive() and process.pid and not line.poll(0)
+        os.kill(process.pid, number)
+        assert line.poll(PATIENCE) and line.recv_bytes() == b"ended the round"
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+        assert lifeline.all_ended()
+
+
+def run_stuck(ready: Any) -> None:
+    with stop_on_signals(), Forked(Stuck(), 2) as transport:  # type: ignore[arg-type]
+        list(transport.run([b"fine", b"fine"]))
+        ready.send_bytes(b"working")
+        with suppress(KeyboardInterrupt):
+            list(transport.run([b"sleep", b"fine"]))
+            return
+        raise SystemExit(130)
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_a_run_at_once_though_a_worker_hangs(second: signal.Signals) -> None:
+    with Lifeline() as lifeline, in_another_process(run_stuck) as (process, _):
+        assert process.pid
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(0.5)
+        assert process.is_alive()  # the first one waits for the end of the round
+        os.kill(process.pid, second)
+        process.join(PATIENCE)
+        assert process.exitcode == 130
+        assert lifeline.all_ended()
 
 
 def test_workers_leave_with_the_engine() -> None:
@@ -126,19 +279,25 @@ def test_workers_leave_after_an_error() -> None:
         assert lifeline.all_ended()
 
 
-def test_workers_leave_when_the_engine_is_killed() -> None:
-    def engine(ready: Any) -> None:
-        with forked(3) as transport:
-            list(transport.run([b"fine"] * 3))
-            ready.send_bytes(b"working")
-            signal.pause()
+def run_and_pause(ready: Any) -> None:
+    with forked(3) as transport:
+        list(transport.run([b"fine"] * 3))
+        ready.send_bytes(b"working")
+        signal.pause()
 
-    fork = multiprocessing.get_context("fork")
-    with Lifeline() as lifeline:
-        ours, theirs = fork.Pipe()
-        process = fork.Process(target=engine, args=(theirs,))
-        process.start()
-        assert ours.poll(PATIENCE)
+
+def run_long_work(ready: Any) -> None:
+    with Forked(Stuck(), 2) as transport:  # type: ignore[arg-type]
+        list(transport.run([b"fine", b"fine"]))
+        ready.send_bytes(b"working")
+        list(transport.run([b"sleep", b"sleep"]))
+
+
+@pytest.mark.parametrize("engine", [run_and_pause, run_long_work])
+def test_workers_leave_when_the_engine_is_killed(engine: Callable[[Any], None]) -> None:
+    """Whether they wait for work or are in the middle of it, such as a minute of personalisation."""
+    with Lifeline() as lifeline, in_another_process(engine) as (process, _):
+        time.sleep(0.2)
         process.kill()
         process.join(PATIENCE)
         assert process.exitcode == -signal.SIGKILL

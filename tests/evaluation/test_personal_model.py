@@ -14,10 +14,11 @@ from fedmoe.algorithms.specialist_mixture import PersonalState as Specialist
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 
 EXPERT, GATE = Network(lambda: mlp((3,), 4, (5,))), Network(lambda: mlp((3,), 1, (5,)))
-SETTING = AlgorithmSetup(EXPERT, GATE, LocalTraining(), LocalTraining(), LocalTraining(), None, "sequential")
+SETTING = AlgorithmSetup(EXPERT, GATE, *[LocalTrainer(LocalTraining(), "sequential")] * 3, None)
 
 
 def model(name, seed):

@@ -23,7 +23,7 @@ def test_every_expert_answers_with_its_own_features():
     network = Network(lambda: mlp((3,), 2, (5,)))
     experts = [network.init(k) for k in range(3)]
     x = random(4, 3)
-    scores_HBC, features_HBF = equations.expert_answers(network, stack(experts), x)
+    scores_HBC, features_HBF = equations.expert_outputs(network, stack(experts), x)
     assert scores_HBC.shape == (3, 4, 2) and features_HBF.shape == (3, 4, 5)
     for k, expert in enumerate(experts):
         torch.testing.assert_close(scores_HBC[k], network(expert, x))
@@ -37,12 +37,12 @@ def test_usage_is_the_mean_of_q_over_the_examples():
     torch.testing.assert_close(equations.expected_usage(equations.log_posterior(logits_RK), shares_R), expected)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(LOGITS, st.lists(st.booleans(), min_size=4, max_size=4).filter(any))
 def test_a_renormalised_posterior_is_a_distribution(logits, in_use):
     """Also where all that is left was next to impossible before."""
     log_q_B4 = equations.log_posterior(torch.tensor([logits]))
-    kept = equations.kept_posterior(log_q_B4, torch.tensor(in_use))
+    kept = equations.pruned_posterior(log_q_B4, torch.tensor(in_use))
     assert kept.sum() == pytest.approx(1, abs=1e-5)
     assert (kept >= 0).all() and not kept[0][~torch.tensor(in_use)].any()
     q = log_q_B4[0].double().exp() * torch.tensor(in_use)
@@ -51,7 +51,7 @@ def test_a_renormalised_posterior_is_a_distribution(logits, in_use):
 
 def test_nothing_is_renormalised_where_nothing_is_pruned():
     log_q_BK = equations.log_posterior(random(5, 4))
-    torch.testing.assert_close(equations.kept_posterior(log_q_BK, torch.ones(4, dtype=torch.bool)), log_q_BK.exp())
+    torch.testing.assert_close(equations.pruned_posterior(log_q_BK, torch.ones(4, dtype=torch.bool)), log_q_BK.exp())
 
 
 def test_experts_below_the_floor_are_pruned_but_never_all():
@@ -72,10 +72,10 @@ def test_the_gate_is_a_linear_softmax_and_renormalises_over_what_is_in_use():
     pooled_BF = random(2, 4, seed=2)
     log_gate_BK = equations.log_gate(gate, pooled_BF)
     torch.testing.assert_close(log_gate_BK.exp(), (pooled_BF @ gate["weight"].T + gate["bias"]).softmax(-1))
-    kept = equations.kept_gate(log_gate_BK, torch.tensor([0, 2]), torch.tensor([True, True])).exp()
+    kept = equations.pruned_gate(log_gate_BK, torch.tensor([0, 2]), torch.tensor([True, True])).exp()
     p = log_gate_BK.exp()[:, [0, 2]]
     torch.testing.assert_close(kept, p / p.sum(1, keepdim=True))
-    alone = equations.kept_gate(log_gate_BK, torch.tensor([0, 2]), torch.tensor([False, True])).exp()
+    alone = equations.pruned_gate(log_gate_BK, torch.tensor([0, 2]), torch.tensor([False, True])).exp()
     assert alone.tolist() == [[0, 1], [0, 1]]
 
 
@@ -94,7 +94,7 @@ def test_the_bound_with_its_entropy_lies_below_the_likelihood_and_meets_it_at_th
     marginal_B = equations.log_marginal(log_gate_BK, log_likelihood_BH)
 
     def with_entropy(log_q_BK):
-        bound = equations.lower_bound(log_q_BK, log_q_BK.exp(), log_likelihood_BH, log_gate_BK)
+        bound = equations.expected_log_joint(log_q_BK, log_q_BK.exp(), log_likelihood_BH, log_gate_BK)
         return bound + equations.entropy(log_q_BK)
 
     assert (with_entropy(random(6, 3, seed=2).log_softmax(-1)) < marginal_B).all()

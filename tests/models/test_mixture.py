@@ -1,6 +1,6 @@
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
@@ -15,7 +15,6 @@ def gate(value):
     return torch.full((6, 1), float(value), dtype=torch.float64)
 
 
-@settings(deadline=None)
 @given(score=st.floats(-30, 30), seed=st.integers(0, 10**6))
 def test_it_is_the_log_of_the_mixed_probabilities(score, seed):
     """Eq. 3 of Listo Zec et al. (2021): h f_s + (1 - h) f_g, on probabilities."""
@@ -46,7 +45,6 @@ def test_it_stays_finite_with_gradients_for_scores_of_a_hundred():
         assert all(grad.isfinite().all() for grad in grads)
 
 
-@settings(deadline=None)
 @given(score=st.floats(-100, 100), scale=st.floats(0.1, 50), seed=st.integers(0, 10**6))
 def test_rows_sum_to_one(score, scale, seed):
     mixed = log_mix(gate(score), log_probabilities(seed, scale), log_probabilities(seed + 1, scale))

@@ -25,7 +25,7 @@ TEXTS = st.lists(st.lists(st.integers(1, 29), max_size=6), min_size=1, max_size=
 
 
 class TestTextLSTM:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(texts=TEXTS, extra=st.integers(0, 4), before=st.integers(0, 3), layers=st.integers(1, 2), both=st.booleans())
     def test_padding_and_neighbours_do_not_change_an_answer(self, texts, extra, before, layers, both):
         model = lstm(layers=layers, bidirectional=both)
@@ -86,7 +86,7 @@ class TestBagOfWords:
         once = model(torch.tensor([[[3], [7]]]))
         assert torch.allclose(once, table[0] + torch.log(torch.tensor(8.0)) * table[3], atol=1e-6)
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(text=st.dictionaries(st.integers(1, 29), st.integers(1, 9), max_size=6), extra=st.integers(1, 4))
     def test_padding_does_not_change_an_answer(self, text, extra):
         model = BagOfWords(30, 3)

@@ -1,8 +1,11 @@
+import os
+import re
 import stat
 
 import pytest
 
-from fedmoe.native.build import NoKernels, _load, library
+from fedmoe.native import build
+from fedmoe.native.build import NoKernels, _load, library, library_note
 
 
 @pytest.fixture
@@ -14,6 +17,19 @@ def fresh(monkeypatch, tmp_path):
     _load.cache_clear()
 
 
+@pytest.fixture
+def quick(fresh, monkeypatch):
+    """A compiler that counts its calls and writes a library at once: compiling the kernels takes seconds."""
+    source = fresh / "small.cpp"
+    source.write_text('extern "C" int fedmoe_answer() { return 42; }\n')
+    script = f"""case "$1" in
+      --version) echo 1;;
+      *) echo called >> {fresh}/calls; for last; do :; done; exec c++ -shared -fPIC {source} -o "$last";;
+    esac"""
+    monkeypatch.setenv("CXX", compiler(fresh, script))
+    return fresh
+
+
 def compiler(folder, script):
     path = folder / "compiler"
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -21,10 +37,26 @@ def compiler(folder, script):
     return str(path)
 
 
-def test_a_missing_compiler_is_told(fresh, monkeypatch):
+def compilations(folder):
+    return (folder / "calls").read_text().count("called")
+
+
+def load_again():
+    """As a new process would."""
+    _load.cache_clear()
+    return library()
+
+
+def cached(folder, suffix):
+    (path,) = (folder / "cache").glob(f"*{suffix}")
+    return path
+
+
+def test_a_missing_compiler_is_reported(fresh, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(NoKernels, match="no C\\+\\+ compiler \\(CXX=no-such-compiler\\)"):
         library()
+    assert library_note() is None
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_behind(fresh, monkeypatch):
@@ -35,26 +67,77 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_behind(fresh, monkey
     assert list((fresh / "cache").iterdir()) == []
 
 
-def test_a_compiled_file_that_is_no_library_is_told(fresh, monkeypatch):
+def test_a_compiled_file_that_is_no_library_is_reported(fresh, monkeypatch):
     writing = 'case "$1" in --version) echo 1;; *) for last; do :; done; echo junk > "$last";; esac'
     monkeypatch.setenv("CXX", compiler(fresh, writing))
     with pytest.raises(NoKernels, match="cannot be loaded"):
         library()
 
 
-def test_a_cache_that_cannot_be_written_is_told(fresh, monkeypatch):
-    (fresh / "cache").write_text("a file, not a folder")
-    with pytest.raises(NoKernels, match="could not be compiled into"):
-        library()
+def test_kernels_are_compiled_once_and_then_taken_from_the_cache(quick):
+    library()
+    assert load_again().fedmoe_answer() == 42
+    assert compilations(quick) == 1 and library_note() is None
 
 
-def test_kernels_are_compiled_once_and_then_taken_from_the_cache(fresh, monkeypatch):
-    counting = f'echo called >> {fresh}/calls; exec c++ "$@"'
-    monkeypatch.setenv("CXX", compiler(fresh, counting))
+def test_nobody_else_can_read_or_write_what_is_cached(quick):
     library()
-    first = (fresh / "calls").read_text().count("called")
-    _load.cache_clear()
+    modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in (quick / "cache").iterdir()}
+    assert modes == {".so": 0o600, ".digest": 0o600}
+    assert stat.S_IMODE((quick / "cache").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("damage", ["cut short", "changed", "no digest"])
+def test_a_damaged_file_is_compiled_anew_and_never_loaded(quick, damage):
+    """A library that was cut short ends the process with SIGBUS when it is mapped."""
     library()
-    assert first == 2 and (fresh / "calls").read_text().count("called") == 3  # --version is asked each time
-    (kept,) = (fresh / "cache").iterdir()
-    assert kept.name.startswith("kernels-") and kept.suffix == ".so"
+    file = cached(quick, ".so")
+    content = file.read_bytes()
+    if damage == "no digest":
+        cached(quick, ".digest").unlink()
+    file.unlink()  # not in place: this process has it mapped
+    file.write_bytes(content[: len(content) // 3] if damage == "cut short" else content[:-1] + b"?")
+    assert load_again().fedmoe_answer() == 42
+    assert compilations(quick) == 2 and library_note() is None
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("planted", ["file others can write", "folder others can write", "link"])
+def test_what_somebody_else_could_have_planted_is_not_loaded_and_the_user_is_told(quick, planted):
+    library()
+    file, folder = cached(quick, ".so"), quick / "cache"
+    if planted == "link":
+        file.rename(quick / "elsewhere.so")
+        file.symlink_to(quick / "elsewhere.so")
+    else:
+        (file if planted.startswith("file") else folder).chmod(0o777)
+    before = file.stat().st_mtime_ns
+    assert load_again().fedmoe_answer() == 42
+    assert compilations(quick) == 2 and file.stat().st_mtime_ns == before
+    problem = "is a symbolic link" if planted == "link" else r"can be written by others \(mode 0777\)"
+    assert re.search(f"without the cache: {folder}.*{problem}.*FEDMOE_CACHE", library_note())
+
+
+def test_a_cache_of_another_user_is_not_used(quick, monkeypatch):
+    library()
+    monkeypatch.setattr(os, "geteuid", lambda: (quick / "cache").stat().st_uid + 1)
+    assert load_again().fedmoe_answer() == 42
+    assert compilations(quick) == 2 and "belongs to user" in library_note()
+
+
+def test_a_cache_that_cannot_be_written_costs_a_compilation_and_a_note(quick):
+    (quick / "cache").write_text("a file, not a folder")
+    assert library().fedmoe_answer() == 42
+    assert "cannot be used" in library_note()
+
+
+def test_a_user_without_a_home_folder_gets_a_sentence(quick, monkeypatch):
+    monkeypatch.setenv("FEDMOE_CACHE", "")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build.Path, "home", no_home)
+    assert library().fedmoe_answer() == 42
+    assert "this user has no home folder; set FEDMOE_CACHE" in library_note()

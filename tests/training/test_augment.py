@@ -9,7 +9,7 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS, crop_flip, draw_crop_flip
 from fedmoe.training.fit import Group, Schedule, fit
-from fedmoe.training.local import train_classifier
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.optimizers import Sgd
 from fedmoe.training.settings import LocalTraining
 
@@ -27,7 +27,7 @@ def train(clients, backend="sequential", sizes=(5, 3, 7), **plan):
     settings = LocalTraining(epochs=2, batch_size=3, learning_rate=0.1, optimizer="sgd", **plan)
     rng = Streams(0, "test", 1, tuple(clients))
     data = ClientData(rows, rows)
-    return train_classifier(NETWORK, start, data, settings, rng, backend, stop_early=False).params["model"]
+    return LocalTrainer(settings, backend).train_classifier(NETWORK, start, data, rng, stop_early=False).params["model"]
 
 
 def test_a_crop_is_a_window_of_the_padded_image_and_a_flip_mirrors_it():
@@ -90,5 +90,5 @@ def test_only_training_images_are_changed():
     start = trees.stack([NETWORK.init(0)])
     plan = LocalTraining(epochs=4, batch_size=3, learning_rate=1e-30, optimizer="sgd", patience=2, augment="crop_flip")
     rng = Streams(0, "test", 0, (0,))
-    fitted = train_classifier(NETWORK, start, data, plan, rng, "sequential", stop_early=True)
+    fitted = LocalTrainer(plan, "sequential").train_classifier(NETWORK, start, data, rng, stop_early=True)
     assert fitted.epochs_S.tolist() == [2]  # the same loss at each look: never better, so patience ends it

@@ -4,7 +4,8 @@ from torch import nn
 from fedmoe.models.images import SmallCNN, mlp
 from fedmoe.models.network import Network
 from fedmoe.models.resnet import resnet
-from fedmoe.training.backends import choose_backend, cohort_size, missing_kernels, reason
+from fedmoe.training import backends
+from fedmoe.training.backends import choose_backend, cohort_size, kernel_notes, missing_kernels, reason
 
 
 def dense():
@@ -31,6 +32,13 @@ def test_without_a_compiler_dense_models_are_stacked_and_a_single_convolution_ma
     assert choose_backend([dense(), image()]) == choose_backend([image(), dense()]) == "sequential"
     assert "no-such-compiler" in missing_kernels([dense()], "batched")
     assert "PyTorch's speed" in missing_kernels([dense()], "batched")
+
+
+def test_kernels_that_are_missing_or_not_from_the_cache_are_noted(no_compiler, monkeypatch):
+    assert kernel_notes([dense()], "batched") == [missing_kernels([dense()], "batched")]
+    monkeypatch.setattr(backends, "library_note", lambda: "compiled for this process alone")
+    assert kernel_notes([dense()], "native") == ["compiled for this process alone"]
+    assert kernel_notes([image()], "sequential") == [missing_kernels([image()], "sequential")]
 
 
 def test_one_network_that_the_kernels_do_not_know_takes_all_to_the_general_ways():

@@ -56,12 +56,12 @@ def starts(network, size):
     return trees.stack([network.init(seed) for seed in range(size)])
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(0, 7), min_size=1, max_size=4),
     held_out=st.lists(st.integers(0, 4), min_size=4, max_size=4),
     schedule=st.builds(Schedule, st.integers(1, 4), st.integers(1, 4), st.sampled_from([None, None, 5])),
-    optimizer=st.sampled_from([Sgd(0.3), Sgd(0.1, 0.9), Adam(0.03)]),
+    optimizer=st.sampled_from([Sgd(0.3), Sgd(0.1, 0.9), Adam(0.03, epsilon=1e-3)]),
     patience=st.sampled_from([None, 1, 2]),
     extras=st.booleans(),
 )
@@ -300,7 +300,6 @@ def test_a_module_that_cannot_be_stacked_says_what_to_do():
         fit({"model": group}, Schedule(2), streams(2), "batched")
 
 
-@settings(deadline=None)
 @given(count=st.integers(1, 30), batch_size=st.integers(1, 12), seed=st.integers(0, 2**40))
 def test_every_row_is_visited_once_per_epoch(count, batch_size, seed):
     batches = shuffled(torch.Generator().manual_seed(seed), count, batch_size)

@@ -1,5 +1,5 @@
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmoe import trees
@@ -8,7 +8,6 @@ from fedmoe.training.flat import Layout
 SHAPES = st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(shapes=SHAPES, clients=st.integers(1, 3))
 def test_packing_and_unpacking_gives_the_same_tensors(shapes, clients):
     params = {f"p{i}": {"weight": torch.randn(clients, *shape)} for i, shape in enumerate(shapes)}

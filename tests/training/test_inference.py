@@ -11,7 +11,7 @@ def cohort(*sizes):
     return side_by_side([examples(torch.arange(1.0, n + 1)[:, None], torch.zeros(n).long()) for n in sizes])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=4))
 @pytest.mark.parametrize("backend", ["sequential", "batched"])
 def test_rows_of_padding_hold_zeros(backend, sizes):

@@ -1,4 +1,4 @@
-"""Weighted means of updates, summed in the order of client ids so that nothing depends on who answered first."""
+"""Weighted means of updates, summed in the order of client ids so that nothing depends on who replied first."""
 
 from collections.abc import Mapping
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""What a server can tell of its experts after a round, from what clients sent it anyway: nothing new is asked.
+"""What a server knows of its experts after a round, from what clients sent it anyway: nothing new is asked.
 
 An algorithm with several experts gives its training exchange an `observe` that ends in `observe_experts`; the engine
 keeps the result with the round. Suffixes: S clients of a round, K experts, H those that a client sent, R rows of a map.
@@ -45,7 +45,7 @@ def observe_experts(
     assignment_RK: Tensor | None = None,
     rows: str = "label",
 ) -> Observation:
-    """`before_K` is where the experts started; `mass` (K,) is how many of a client's examples each expert answers for.
+    """`before_K` is where the experts started; `mass` (K,) is how many of a client's examples count for each expert.
 
     In FedMix that is q(z|s) N_s; where clients choose experts, N_s for each that a client chose.
     """
@@ -92,9 +92,9 @@ def gradient_divergence(moves_S: Sequence[Tensors], shares_S: Tensor) -> float:
 def _divergence(k: int, before_K: Tensors, sent: Sequence[ExpertSubset], mass_S: Tensor) -> float:
     """Weighted with p(s|z=k), as the expert's own aggregation is."""
     moves, masses = [], []
-    for held, mass in zip(sent, mass_S.tolist(), strict=True):
-        for place in (held.expert_ids == k).nonzero()[:, 0].tolist() if mass else ():
-            moves.append({name: before_K[name][k] - leaf[place] for name, leaf in held.experts.items()})
+    for subset, mass in zip(sent, mass_S.tolist(), strict=True):
+        for place in (subset.expert_ids == k).nonzero()[:, 0].tolist() if mass else ():
+            moves.append({name: before_K[name][k] - leaf[place] for name, leaf in subset.experts.items()})
             masses.append(mass)
     return gradient_divergence(moves, torch.tensor(masses)) if moves else math.nan
 

@@ -2,7 +2,7 @@
 
 The bias of the expert's last linear layer never leaves its client; everything else is averaged. So it can follow a
 client's label skew, and no other difference between clients.
-A client that never trained answers with the mean of the released biases (Appendix F there) if `schedule.release` is
+A client that never trained predicts with the mean of the released biases (Appendix F there) if `schedule.release` is
 on, and otherwise with the bias that everyone starts from: the expert's initial one.
 """
 
@@ -17,9 +17,9 @@ from fedmoe.algorithms.partial_personalization import (
     ClientState,
     PartialPersonalizationConfig,
     PersonalState,
-    answer,
     fit_private,
     partial_personalization,
+    predict_with,
 )
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import Tensors
@@ -51,4 +51,4 @@ def bias_of(shared: Broadcast, client: ClientState) -> Tensors:
 def predict(
     setup: AlgorithmSetup, shared: Broadcast, client: ClientState, personal: PersonalState | None, x: Tensor
 ) -> Tensor:
-    return answer(setup.expert, shared, personal.private if personal else bias_of(shared, client), x)
+    return predict_with(setup.expert, shared, personal.private if personal else bias_of(shared, client), x)

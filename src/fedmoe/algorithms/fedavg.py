@@ -32,18 +32,16 @@ from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Tensors
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
-from fedmoe.training.inference import Backend
-from fedmoe.training.local import mean_loss, train_classifier
-from fedmoe.training.settings import LocalTraining
+from fedmoe.training.local import LocalTrainer
 from fedmoe.wire import message
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FedAvgConfig:
     validate_every: PositiveInt = 50
-    max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may claim
+    max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may report
     server_optimizer: ServerOptimizer | None = None  # default: the weighted mean is the new model
-    divergence: bool = False  # tell in every round how far apart clients pull the model
+    divergence: bool = False  # report in every round how far apart clients pull the model
 
 
 @message
@@ -70,19 +68,21 @@ class TrainingReport(NamedTuple):
 
 
 @message
-class Score(NamedTuple):
-    """A client's answer to a validation exchange: n_k losses, summed. No examples, no vote."""
+class ValidationUpdate(NamedTuple):
+    """The mean loss on a client's validation examples, and how many there are. No examples, no vote."""
 
     validation_loss: Tensor
     num_examples: Tensor
 
 
+DIVERGED_LOSS = 1e5  # reported in place of NaN, infinity and anything above, since messages hold finite numbers only
+
+
 def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
-    backend = setup.backend
     train = Exchange(
         name="train",
         broadcast=send_model,
-        local_update=lambda b, c, data, rng: local_update(setup.expert, setup.federated, backend, b, c, data, rng),
+        local_update=lambda b, c, data, rng: local_update(setup.expert, setup.federated, b, c, data, rng),
         aggregate=lambda server, updates, *_: aggregate(server, updates, config.max_weight, config.server_optimizer),
         update_like=lambda broadcast: Update(broadcast.model, torch.zeros(())),
         broadcast_type=Broadcast,
@@ -92,10 +92,11 @@ def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
     )
     validate = train._replace(
         name="validate",
-        local_update=lambda b, c, data, _: validate_model(setup.expert, backend, b, c, data),
-        aggregate=lambda server, scores, *_: keep_best(server, scores),
-        update_like=lambda _: Score(torch.zeros(()), torch.zeros(())),
-        update_type=Score,
+        local_update=lambda b, c, data, _: validate_model(setup.expert, setup.federated, b, c, data),
+        aggregate=lambda server, updates, *_: keep_best(server, updates),
+        update_like=lambda _: ValidationUpdate(torch.zeros(()), torch.zeros(())),
+        rejection=lambda update, _sent: validation_rejection(update),
+        update_type=ValidationUpdate,
         report_type=NoReport,
     )
     return Algorithm(
@@ -126,14 +127,13 @@ def send_best_model(server: ServerState, _client: ClientId, _replies: Sequence[U
 
 def local_update(
     network: Network,
-    plan: LocalTraining,
-    backend: Backend,
+    trainer: LocalTrainer,
     shared: Broadcast,
     client: Nothing,
     data: ClientData,
     rng: Streams,
 ) -> tuple[Nothing, Update, TrainingReport]:
-    fitted = train_classifier(network, shared.model, data, plan, rng, backend, stop_early=False)
+    fitted = trainer.train_classifier(network, shared.model, data, rng, stop_early=False)
     num_examples_S = data.train.counts.to(torch.float32)
     return client, Update(fitted.params["model"], num_examples_S), TrainingReport(fitted.loss_S)
 
@@ -155,7 +155,7 @@ def move_model(
     max_weight: float | None,
     optimizer: ServerOptimizer | None,
 ) -> tuple[Tensors, Moments]:
-    """Eq. 2, or the server's step towards it; a client's claim of n_k counts from 0 up to `max_weight`."""
+    """Eq. 2, or the server's step towards it; the n_k that a client reports counts from 0 up to `max_weight`."""
     cap = math.inf if max_weight is None else max_weight
     weights = {client: min(max(float(update.num_examples), 0.0), cap) for client, update in updates.items()}
     if not sum(weights.values()):
@@ -176,15 +176,26 @@ def observe(before: ServerState, updates: Mapping[ClientId, Update]) -> Observat
 
 
 def validate_model(
-    network: Network, backend: Backend, shared: Broadcast, client: Nothing, data: ClientData
-) -> tuple[Nothing, Score, NoReport]:
-    loss_S = mean_loss(network, shared.model, data.validation, backend).nan_to_num(0.0)
-    return client, Score(loss_S, data.validation.counts.to(torch.float32)), NoReport()
+    network: Network, trainer: LocalTrainer, shared: Broadcast, client: Nothing, data: ClientData
+) -> tuple[Nothing, ValidationUpdate, NoReport]:
+    """A client without validation examples reports 0 of 0 examples; a model that diverged, `DIVERGED_LOSS`."""
+    loss_S = trainer.mean_loss(network, shared.model, data.validation)
+    finite_S = loss_S.nan_to_num(DIVERGED_LOSS).clamp(max=DIVERGED_LOSS)
+    counts_S = data.validation.counts
+    return client, ValidationUpdate(finite_S.where(counts_S > 0, 0.0), counts_S.to(torch.float32)), NoReport()
 
 
-def keep_best(server: ServerState, scores: Mapping[ClientId, Score]) -> ServerState:
-    """The mean is over clients, as the paper says, not over examples."""
-    losses = [score.validation_loss for _, score in sorted(scores.items()) if score.num_examples > 0]
-    if not losses or not (mean := torch.stack(losses).mean()) < server.best_loss:
+def validation_rejection(update: ValidationUpdate) -> str | None:
+    """The lowest loss chooses the model, so a client may not report less than a cross-entropy can be."""
+    if update.validation_loss < 0:
+        return f"its validation loss {float(update.validation_loss):.4g} is negative, which a cross-entropy never is"
+    return None
+
+
+def keep_best(server: ServerState, updates: Mapping[ClientId, ValidationUpdate]) -> ServerState:
+    """The mean is over clients, as the paper says, not over examples. Diverged for one client is best for nobody."""
+    losses = [update.validation_loss for _, update in sorted(updates.items()) if update.num_examples > 0]
+    if not losses or not all(loss < DIVERGED_LOSS for loss in losses):  # so written, a NaN fails it too
         return server
-    return server._replace(best_model=server.model, best_loss=mean)
+    mean = torch.stack(losses).mean()
+    return server._replace(best_model=server.model, best_loss=mean) if mean < server.best_loss else server

@@ -13,7 +13,6 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
 from fedmoe.streams import Streams
-from fedmoe.training.local import train_classifier
 
 
 class PersonalState(NamedTuple):
@@ -29,15 +28,8 @@ def fine_tuned(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
 
 
 def fine_tune(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
-    fitted = train_classifier(
-        setup.expert,
-        shared.model,
-        data,
-        setup.personal,
-        rng._replace(scope="specialist"),
-        setup.backend,
-        stop_early=True,
-    )
+    here = rng._replace(scope="specialist")
+    fitted = setup.personal.train_classifier(setup.expert, shared.model, data, here, stop_early=True)
     return PersonalState(fitted.params["model"])
 
 

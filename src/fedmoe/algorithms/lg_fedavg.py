@@ -3,9 +3,9 @@
 Every client learns features of its own; what reads them is averaged. A baseline of Reisser et al. (2021), who leave
 out its pretraining by FedAvg, as we do, and keep the first layer private. What is sent passes through the private
 layers, so in the rounds these see opted-in records only.
-A client that never trained has no layers of its own. If `schedule.release` is on, it answers with the ensemble of those
-that were released: the mean of their representations, read by the shared layers. Otherwise it answers with the layers
-that everyone starts from, of whose features the shared layers know little: only `personalize`, which fits them to the
+A client that never trained has no layers of its own. If `schedule.release` is on, it predicts with the ensemble of the
+released ones: the mean of their representations, read by the shared layers. Otherwise it predicts with the layers that
+everyone starts from, of whose features the shared layers know little: only `personalize`, which fits them to the
 client's own data, makes them useful.
 """
 
@@ -25,9 +25,9 @@ from fedmoe.algorithms.partial_personalization import (
     PartialPersonalizationConfig,
     PersonalState,
     ReleasedState,
-    answer,
-    give,
     partial_personalization,
+    predict_with,
+    release_private,
 )
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
@@ -48,7 +48,7 @@ def lg_fedavg(config: LgFedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
     return algorithm._replace(
         predict=lambda b, c, personal, x: predict(setup.expert, first_shared, b, c, personal, x),
         release=algorithm.release._replace(
-            local_update=lambda _b, client, data, _rng: give_layers(setup.expert, first_shared, client, data)
+            local_update=lambda _b, client, data, _rng: release_layers(setup.expert, first_shared, client, data)
         ),
     )
 
@@ -70,16 +70,16 @@ def side_by_side(private_parts: Sequence[Tensors]) -> Tensors:
     return trees.stack(private_parts)
 
 
-def give_layers(
+def release_layers(
     network: Network, first_shared: str, client: ClientState, data: ClientData
 ) -> tuple[ClientState, ReleasedState, NoReport]:
-    """Nothing is given away in vain: an ensemble of representations needs one place that all of them pass."""
+    """Nothing is released in vain: an ensemble of representations needs one place that all of them pass."""
     if not all_passes_through(network, first_shared, network.init(0), data.train.x[0, :2]):
         raise ConfigError(
             f"in this {network.name} something leads around layer {first_shared!r}, so representations cannot be "
             "averaged there. Choose another algorithm.private_layers, or turn schedule.release off."
         )
-    return give(client)
+    return release_private(client)
 
 
 def predict(
@@ -90,15 +90,15 @@ def predict(
     personal: PersonalState | None,
     x: Tensor,
 ) -> Tensor:
-    """A client that has no layers of its own, as it never had data, answers with those given away."""
+    """A client that has no layers of its own, as it never had data, predicts with those released."""
     own = client if personal is None else personal
     if own.rounds == 0 and shared.released:
         return F.log_softmax(ensemble(network, first_shared, shared, x), dim=-1)
-    return answer(network, shared, own.private, x)
+    return predict_with(network, shared, own.private, x)
 
 
 def ensemble(network: Network, first_shared: str, shared: Broadcast, x: Tensor) -> Tensor:
-    """The shared layers' answer to the mean representation of x over the released private layers."""
+    """The shared layers' output for the mean representation of x over the released private layers."""
     count = len(next(iter(shared.released.values())))
     models = [{**shared.model, **private} for private in trees.unstack(shared.released, count)]
     total = torch.zeros(())

@@ -18,9 +18,8 @@ from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
 from fedmoe.models.mixture import log_mix
 from fedmoe.streams import Streams
+from fedmoe.training.batch import Loss
 from fedmoe.training.classifier import MixtureLoss
-from fedmoe.training.inference import Loss
-from fedmoe.training.local import train_mixture
 
 
 class PersonalState(NamedTuple):
@@ -41,7 +40,7 @@ def personalize(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng:
     local_S = train_alone(setup, data, rng)  # Algorithm 1, line 6
     gate_S = trees.stack([setup.gate.init(seed) for seed in rng.seeds("gate")])  # line 3
     start = {"general": shared.model, "local": local_S, "gate": gate_S}
-    trained = train_mixture(start, mixture_losses(setup), data, setup.personal, rng, setup.backend)  # line 7
+    trained = setup.personal.train_mixture(start, mixture_losses(setup), data, rng)  # line 7
     return PersonalState(trained["general"], trained["local"], trained["gate"])
 
 

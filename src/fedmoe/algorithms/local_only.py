@@ -14,7 +14,6 @@ from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, 
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
 from fedmoe.streams import Streams
-from fedmoe.training.local import train_classifier
 from fedmoe.wire import message
 
 
@@ -37,7 +36,7 @@ def local_only(_config: LocalOnlyConfig, setup: AlgorithmSetup) -> Algorithm:
         server_type=Nothing,
         init_server=lambda _seed: Nothing(),
         round=(),
-        delivery=(silence(),),
+        delivery=(empty_exchange(),),
         predict=lambda _broadcast, _client, personal, x: F.log_softmax(setup.expert(personal.local, x), dim=-1),
         sample=uniform_sample(None),
         personal_type=PersonalState,
@@ -49,12 +48,12 @@ def train_alone(setup: AlgorithmSetup, data: ClientData, rng: Streams) -> Tensor
     """f_l^k: own random initialisation, all local data, early stopping."""
     start_S = trees.stack([setup.expert.init(seed) for seed in rng._replace(scope="local").seeds("init")])
     here = rng._replace(scope="local")
-    fitted = train_classifier(setup.expert, start_S, data, setup.local, here, setup.backend, stop_early=True)
+    fitted = setup.local.train_classifier(setup.expert, start_S, data, here, stop_early=True)
     local_S: Tensors = fitted.params["model"]
     return local_S
 
 
-def silence() -> Exchange:
+def empty_exchange() -> Exchange:
     """An exchange in which nothing is sent either way."""
 
     return Exchange(

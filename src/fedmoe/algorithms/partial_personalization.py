@@ -26,23 +26,21 @@ from fedmoe.core_types import ClientData, ClientId, Tensors, Tree
 from fedmoe.models.mixture import negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
+from fedmoe.training.batch import Batch, Loss, Trainable
 from fedmoe.training.classifier import log_probs
-from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Group, fit
-from fedmoe.training.inference import Batch, Loss, Trainable
 from fedmoe.wire import message
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PartialPersonalizationConfig:
-    max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may claim
+    max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may report
     server_optimizer: ServerOptimizer | None = None  # default: the weighted mean is the new shared part
 
 
 @message
 class Broadcast(NamedTuple):
     model: Tensors  # the shared part
-    released: Tensors  # made of the private parts that clients gave away; empty without a release
+    released: Tensors  # made of the private parts that clients released; empty without a release
 
 
 class ServerState(NamedTuple):
@@ -63,7 +61,7 @@ class PersonalState(NamedTuple):
 
 @message
 class ReleasedState(NamedTuple):
-    """The private part, given away where the config allows it; and whether it was ever trained."""
+    """The private part, where the config allows its release; and whether it was ever trained."""
 
     private: Tensors
     rounds: Tensor
@@ -94,9 +92,9 @@ def partial_personalization(
     release = Exchange(
         name="release",
         broadcast=lambda _server, _client, _replies: Broadcast({}, {}),
-        local_update=lambda _b, client, _data, _rng: give(client),
-        aggregate=lambda server, gifts, *_: server._replace(released=pool_gifts(pool, gifts)),
-        update_like=lambda _broadcast: give(start(0))[1],
+        local_update=lambda _b, client, _data, _rng: release_private(client),
+        aggregate=lambda server, states, *_: server._replace(released=pool_released(pool, states)),
+        update_like=lambda _broadcast: release_private(start(0))[1],
         broadcast_type=Broadcast,
         update_type=ReleasedState,
     )
@@ -105,7 +103,7 @@ def partial_personalization(
         init_server=lambda seed: init_server(config, setup.expert, names, seed),
         round=(train,),
         delivery=(train._replace(name="deliver"),),
-        predict=lambda b, c, personal, x: answer(setup.expert, b, (personal or c).private, x),
+        predict=lambda b, c, personal, x: predict_with(setup.expert, b, (personal or c).private, x),
         sample=uniform_sample(setup.clients_per_round),
         client_type=ClientState,
         init_client=lambda _broadcast, _client, seed: start(seed),
@@ -141,9 +139,9 @@ def local_update(
 ) -> tuple[ClientState, Update, TrainingReport]:
     """FedAvg's, on the completed model; the private part stays here."""
     whole = fedavg.Broadcast({**shared.model, **client.private})
-    _, update, report = fedavg.local_update(setup.expert, setup.federated, setup.backend, whole, Nothing(), data, rng)
-    kept = ClientState(part(update.model, names), client.rounds + (data.train.counts > 0))
-    return kept, update._replace(model=rest(update.model, names)), report
+    _, update, report = fedavg.local_update(setup.expert, setup.federated, whole, Nothing(), data, rng)
+    own = ClientState(part(update.model, names), client.rounds + (data.train.counts > 0))
+    return own, update._replace(model=rest(update.model, names)), report
 
 
 def aggregate(
@@ -153,13 +151,13 @@ def aggregate(
     return server._replace(model=model, moments=moments)
 
 
-def give(client: ClientState) -> tuple[ClientState, ReleasedState, NoReport]:
+def release_private(client: ClientState) -> tuple[ClientState, ReleasedState, NoReport]:
     return client, ReleasedState(client.private, client.rounds), NoReport()
 
 
-def pool_gifts(pool: Callable[[Sequence[Tensors]], Tensors], gifts: Mapping[ClientId, ReleasedState]) -> Tensors:
-    """Of the clients that trained: the others could only give back what everyone starts from."""
-    trained = [gift.private for _, gift in sorted(gifts.items()) if gift.rounds > 0]
+def pool_released(pool: Callable[[Sequence[Tensors]], Tensors], states: Mapping[ClientId, ReleasedState]) -> Tensors:
+    """Of the clients that trained: the others could only return what everyone starts from."""
+    trained = [state.private for _, state in sorted(states.items()) if state.rounds > 0]
     return pool(trained) if trained else {}
 
 
@@ -167,10 +165,9 @@ def fit_private(
     setup: AlgorithmSetup, shared: Broadcast, client: ClientState, data: ClientData, rng: Streams
 ) -> PersonalState:
     """Train the private part with the shared one frozen, on all records, with early stopping."""
-    plan, losses = setup.personal, private_losses(setup.expert)
-    groups = {"private": Group(client.private, losses, data.train, plan.make_optimizer())}
-    stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every)
-    fitted = fit(groups, plan.schedule, rng, setup.backend, frozen=shared.model, stopping=stopping)
+    trainer, losses = setup.personal, private_losses(setup.expert)
+    groups = {"private": trainer.group(client.private, losses, data.train)}
+    fitted = trainer.fit(groups, rng, shared.model, trainer.early_stopping(losses, data.validation))
     return PersonalState(fitted.params["private"], client.rounds + (data.train.counts > 0))
 
 
@@ -181,5 +178,5 @@ def private_losses(network: Network) -> Loss:
     return losses
 
 
-def answer(network: Network, shared: Broadcast, private: Tensors, x: Tensor) -> Tensor:
+def predict_with(network: Network, shared: Broadcast, private: Tensors, x: Tensor) -> Tensor:
     return F.log_softmax(network({**shared.model, **private}, x), dim=-1)

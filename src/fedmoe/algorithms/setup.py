@@ -6,20 +6,18 @@ from typing import NamedTuple
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.core_types import ClientId
 from fedmoe.models.network import Network
-from fedmoe.training.inference import Backend
-from fedmoe.training.settings import LocalTraining
+from fedmoe.training.local import LocalTrainer
 
 
 class AlgorithmSetup(NamedTuple):
-    """The models, how long clients train, how many take part, and what is known of the federation."""
+    """The models, how clients train, how many take part, and what is known of the federation."""
 
     expert: Network
     gate: Network
-    federated: LocalTraining  # in the rounds
-    local: LocalTraining  # from a fresh start, on the client alone
-    personal: LocalTraining  # after the rounds
+    federated: LocalTrainer  # in the rounds
+    local: LocalTrainer  # from a fresh start, on the client alone
+    personal: LocalTrainer  # after the rounds
     clients_per_round: int | None  # None: everyone who opted in
-    backend: Backend
     num_clients: int = 0
     num_classes: int = 0
     input_shape: tuple[int, ...] = ()  # of one example

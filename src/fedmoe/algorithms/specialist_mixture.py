@@ -19,9 +19,8 @@ from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.models.mixture import log_mix
 from fedmoe.streams import Streams
+from fedmoe.training.batch import Loss
 from fedmoe.training.classifier import MixtureLoss, log_probs
-from fedmoe.training.inference import Loss, per_example
-from fedmoe.training.local import train_mixture
 
 
 class PersonalState(NamedTuple):
@@ -41,20 +40,20 @@ def personalize(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng:
     specialist_S = fine_tune(setup, shared, data, rng).specialist  # Algorithm 1, lines 6-7
     gate_S = trees.stack([setup.gate.init(seed) for seed in rng.seeds("gate")])  # line 3
     frozen: Tree = shared.model
-    if not setup.personal.augment:  # else every batch has images that f_g has not answered yet
-        data, frozen = data.map(lambda part: with_general_answers(setup, shared, part)), None
+    if not setup.personal.settings.augment:  # else every batch has images that f_g has not seen yet
+        data, frozen = data.map(lambda part: with_general_outputs(setup, shared, part)), None
     losses = mixture_losses(setup)
     start = {"specialist": specialist_S, "gate": gate_S}
-    trained = train_mixture(start, losses, data, setup.personal, rng, setup.backend, frozen)  # line 9
+    trained = setup.personal.train_mixture(start, losses, data, rng, frozen)  # line 9
     return PersonalState(trained["specialist"], trained["gate"])
 
 
-def with_general_answers(setup: AlgorithmSetup, shared: Broadcast, examples: Examples) -> Examples:
+def with_general_outputs(setup: AlgorithmSetup, shared: Broadcast, examples: Examples) -> Examples:
     """f_g is frozen (line 8), so its log-probabilities on a client's data never change: compute them once."""
-    answers_SNC = per_example(
-        lambda model, batch: log_probs(setup.expert, model, batch), shared.model, examples, setup.backend
+    outputs_SNC = setup.personal.per_example(
+        lambda model, batch: log_probs(setup.expert, model, batch), shared.model, examples
     )
-    return examples._replace(extra={**examples.extra, "general": answers_SNC})
+    return examples._replace(extra={**examples.extra, "general": outputs_SNC})
 
 
 def mixture_losses(setup: AlgorithmSetup) -> Loss:

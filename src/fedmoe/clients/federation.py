@@ -60,14 +60,17 @@ class Federation:
     vocabulary_size: int | None = None  # of texts: how many ids there are, padding (0) included
     # What else is known of every training and validation example, in `Examples.extra`: names, and how many values.
     side_values: Mapping[str, int] = field(default_factory=dict)
-    pooled: ClientId | None = (
-        None  # the unseen client that is scored on everyone's validation examples, if there is one
-    )
+    # The unseen client that is scored on a sample of everyone's validation examples, if there is one.
+    pooled: ClientId | None = None
+
+    def participates(self, client: ClientId) -> bool:
+        """Whether this client trains with the others."""
+        at = int(np.searchsorted(self.participants, client))
+        return bool(at < len(self.participants) and self.participants[at] == client)
 
     def may_send(self, client: ClientId) -> bool:
         """Whether anything may leave this client: it takes part, or it is a new client that is asked what it needs."""
-        at = int(np.searchsorted(self.participants, client))
-        return client >= self.num_clients or bool(at < len(self.participants) and self.participants[at] == client)
+        return client >= self.num_clients or self.participates(client)
 
     def number_of(self, client: ClientId | str) -> ClientId:
         if isinstance(client, str):

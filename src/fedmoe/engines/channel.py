@@ -8,13 +8,18 @@ import socket
 import struct
 
 from fedmoe.encoding import Bytes
+from fedmoe.errors import MessageError
 
 ROOM = 1 << 20  # bytes that may be on their way before a sender waits; the system may grant less
+MAX_FRAME_BYTES = 16 << 30  # a frame of 16 GiB holds a hundred models of forty million weights
+FIRST_BYTES = 16 << 20  # set aside for a frame before any of it is there
 
 
 class Channel:
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
+    """`max_bytes` is the longest frame that is received; memory grows with what arrives, not with the stated length."""
+
+    def __init__(self, end: socket.socket, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._end, self._max_bytes = end, max_bytes
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
 
     def send(self, frame: Bytes) -> None:
@@ -22,19 +27,28 @@ class Channel:
         self._end.sendall(frame)
 
     def receive(self) -> bytearray:
-        """Raises EOFError where the other end is gone."""
+        """Raises EOFError where the other end is gone, MessageError for a frame that is too long."""
         (length,) = struct.unpack(">Q", self._read(8))
+        if length > self._max_bytes:
+            raise MessageError(f"a frame of {length} bytes is stated, but at most {self._max_bytes} are received.")
         return self._read(length)
 
     def _read(self, length: int) -> bytearray:
-        data = bytearray(length)
-        left = memoryview(data)
-        while left:
-            count = self._end.recv_into(left)
+        data, filled = bytearray(min(length, FIRST_BYTES)), 0
+        while filled < length:
+            if filled == len(data):
+                data += bytes(min(length - filled, filled))
+            filled += self._fill(memoryview(data)[filled:])
+        return data
+
+    def _fill(self, room: memoryview) -> int:
+        size = len(room)
+        while room:
+            count = self._end.recv_into(room)
             if not count:
                 raise EOFError
-            left = left[count:]
-        return data
+            room = room[count:]
+        return size
 
     def fileno(self) -> int:
         return self._end.fileno()

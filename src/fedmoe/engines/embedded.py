@@ -9,21 +9,32 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
 from types import TracebackType
 
 import torch
 
+from fedmoe.assembly import Parts
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.engines.channel import Channel, channel_pair
 from fedmoe.engines.worker import Worker
 from fedmoe.errors import RunError
+from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.interrupts import at_stop
+from fedmoe.storage.files import explained
+
+LEAVING_SECONDS = 5.0  # a worker that has nothing to do leaves in milliseconds
 
 
 def default_workers() -> int:
-    can_fork = "fork" in multiprocessing.get_all_start_methods()
-    return len(os.sched_getaffinity(0)) if can_fork and hasattr(os, "sched_getaffinity") else 1
+    return len(os.sched_getaffinity(0)) if _can_fork() and hasattr(os, "sched_getaffinity") else 1
 
 
 def keep_freed_memory() -> None:
@@ -43,6 +54,8 @@ def keep_freed_memory() -> None:
 class InProcess:
     """One worker, in this process."""
 
+    trusted = True  # the worker is this program: an error that it reports is one of this run
+
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
@@ -56,63 +69,108 @@ class InProcess:
         self._worker.close()
         torch.set_num_threads(self._threads)
 
+    def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
+        return self._worker.personal_model(delivered, client, state, final)
+
     def run(self, frames: Sequence[Bytes]) -> Iterator[tuple[int, Bytes]]:
         yield from ((index, self._worker.handle(frame)) for index, frame in enumerate(frames))
 
 
 class Forked:
-    """Several worker processes. Whoever is free takes the next frame, and a single one this process itself takes.
+    """Several worker processes. Whichever is free gets the next frame; a single frame is handled in this process.
 
-    Nothing depends on who that is.
+    Nothing depends on which process that is.
     """
+
+    trusted = True
 
     def __init__(self, worker: Worker, num_workers: int) -> None:
         self._worker, self._num_workers = worker, num_workers
+        self._channels: list[Channel] = []
+        self._processes: list[ForkProcess] = []
+        self._unread: list[Channel] = []  # whose reply nobody waited for
+        self._while_open = ExitStack()
 
     def __enter__(self) -> "Forked":
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         keep_freed_memory()
-        context = multiprocessing.get_context("fork")
-        self._channels: list[Channel] = []
-        self._processes = []
-        for _ in range(self._num_workers):
-            ours, theirs = channel_pair()
-            self._channels.append(ours)
-            process = context.Process(target=_serve, args=(self._worker, theirs, self._channels), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
+        try:
+            for _ in range(self._num_workers):
+                self._start_worker()
+        except OSError as error:
+            self._end(patience=0)
+            reason, remedy = explained(error)
+            raise RunError(
+                f"{self._num_workers} worker processes could not be started: {reason}. Use fewer engine.workers, or "
+                f"{remedy}."
+            ) from error
+        self._while_open.enter_context(at_stop(self._wake))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
-        for channel in self._channels:
-            channel.close()  # a worker that reads the end of its channel leaves
-        for process in self._processes:
-            process.join(timeout=None if kind is None else 1)
-            if process.is_alive():
-                process.terminate()
-                process.join()
-        self._worker.close()
-        torch.set_num_threads(self._threads)
+        self._while_open.close()
+        self._end(patience=LEAVING_SECONDS if kind is None else 0)
+
+    def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
+        return self._worker.personal_model(delivered, client, state, final)
 
     def run(self, frames: Sequence[Bytes]) -> Iterator[tuple[int, Bytes]]:
         if len(frames) == 1:  # nothing to share out: to wake another process would cost a small model's training
             yield 0, self._worker.handle(frames[0])
             return
+        while self._unread:
+            self._receive(self._unread.pop())
         waiting = list(enumerate(frames))[::-1]
         busy: dict[Channel, int] = {}
-        for channel in self._channels[: len(waiting)]:
-            self._give(channel, waiting, busy)
-        while busy:
-            ready = wait([channel.fileno() for channel in busy])
-            for channel in [channel for channel in self._channels if channel in busy and channel.fileno() in ready]:
-                index, answer = busy.pop(channel), self._take(channel)
-                if waiting:
-                    self._give(channel, waiting, busy)
-                yield index, answer
+        try:
+            for channel in self._channels[: len(waiting)]:
+                self._send(channel, waiting, busy)
+            while busy:
+                ready = wait([channel.fileno() for channel in busy])
+                for channel in [channel for channel in self._channels if channel in busy and channel.fileno() in ready]:
+                    index, reply = busy.pop(channel), self._receive(channel)
+                    if waiting:
+                        self._send(channel, waiting, busy)
+                    yield index, reply
+        finally:
+            self._unread += busy  # the caller may stop early: a late reply must not pass for one to a later frame
 
-    def _give(self, channel: Channel, waiting: list[tuple[int, Bytes]], busy: dict[Channel, int]) -> None:
+    def _start_worker(self) -> None:
+        ours, theirs = channel_pair()
+        self._channels.append(ours)
+        arguments = (self._worker, theirs, self._channels, os.getpid())
+        process = multiprocessing.get_context("fork").Process(target=_serve, args=arguments, daemon=True)
+        try:
+            process.start()
+        finally:
+            theirs.close()
+        self._processes.append(process)
+
+    def _wake(self) -> None:
+        """The round is to be ended: a worker that somebody stopped (SIGSTOP) would never end it."""
+        for process in self._processes:
+            with suppress(OSError):  # it is gone
+                os.kill(process.pid or 0, signal.SIGCONT)
+
+    def _end(self, patience: float) -> None:
+        """A worker that reads the end of its channel leaves. One that does not in time, stopped or hung, is killed:
+        it has nothing to tidy up, since its writes are transactions."""
+        for channel in self._channels:
+            channel.close()
+        deadline = time.monotonic() + patience
+        try:
+            for process in self._processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+        finally:  # a second signal may arrive in the middle of a join
+            for process in self._processes:
+                process.kill()
+        for process in self._processes:
+            process.join(LEAVING_SECONDS)
+        self._worker.close()
+        torch.set_num_threads(self._threads)
+
+    def _send(self, channel: Channel, waiting: list[tuple[int, Bytes]], busy: dict[Channel, int]) -> None:
         index, frame = waiting.pop()
         try:
             channel.send(frame)
@@ -120,7 +178,7 @@ class Forked:
             raise self._died(channel) from None
         busy[channel] = index
 
-    def _take(self, channel: Channel) -> Bytes:
+    def _receive(self, channel: Channel) -> Bytes:
         try:
             return channel.receive()
         except (EOFError, OSError):
@@ -128,7 +186,7 @@ class Forked:
 
     def _died(self, channel: Channel) -> RunError:
         process = self._processes[self._channels.index(channel)]
-        process.join(timeout=5)
+        process.join(LEAVING_SECONDS)
         return RunError(
             f"worker {process.pid} ended with exit code {process.exitcode} in the middle of its work (-9 is usually "
             "the system running out of memory). Run again to resume from the last checkpoint, if need be with fewer "
@@ -136,10 +194,12 @@ class Forked:
         )
 
 
-def _serve(worker: Worker, channel: Channel, inherited: Sequence[Channel]) -> None:
-    """The life of a worker process. Ctrl-C is the parent's to handle: it ends the round cleanly."""
+def _serve(worker: Worker, channel: Channel, inherited: Sequence[Channel], parent: int) -> None:
+    """The life of a worker process. Ctrl-C and SIGTERM, which may go to the whole group, are the parent's to handle:
+    it ends the round cleanly."""
+    _leave_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for other in inherited:
         other.close()  # else a sibling's copy would keep our channel open after the parent is gone
     torch.set_num_threads(1)
@@ -149,14 +209,34 @@ def _serve(worker: Worker, channel: Channel, inherited: Sequence[Channel]) -> No
             frame = channel.receive()
         except (EOFError, OSError):
             return
-        answer = worker.handle(frame)
+        reply = worker.handle(frame)
         try:
-            channel.send(answer)
-        except OSError:  # the engine has ended meanwhile, and told why
+            channel.send(reply)
+        except OSError:  # the engine has ended meanwhile, and said why
             return
 
 
+def _leave_with(parent: int) -> None:
+    """Die when the parent dies, in the middle of work too (Linux; elsewhere a worker leaves when it next reads).
+
+    Linux counts the thread that forked: an engine is opened and used in one thread.
+    """
+    set_parent_death_signal = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before this was set
+        os._exit(1)
+
+
+def open_transport(parts: Parts, store: Path, run_id: str) -> InProcess | Forked:
+    """As many workers as the config says, by default one per core."""
+    wanted = parts.config.engine.workers or default_workers()
+    return start(Worker(parts, store, run_id), wanted)
+
+
 def start(worker: Worker, num_workers: int) -> InProcess | Forked:
-    if num_workers > 1 and default_workers() == 1 and "fork" not in multiprocessing.get_all_start_methods():
-        num_workers = 1
-    return InProcess(worker) if num_workers == 1 else Forked(worker, num_workers)
+    return InProcess(worker) if num_workers == 1 or not _can_fork() else Forked(worker, num_workers)
+
+
+def _can_fork() -> bool:
+    return "fork" in multiprocessing.get_all_start_methods()

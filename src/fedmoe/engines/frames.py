@@ -1,4 +1,4 @@
-"""What a coordinator sends: the work of a cohort as one frame, in which equal broadcasts are there once."""
+"""What a session sends: the work of a cohort as one frame, in which equal broadcasts are there once."""
 
 from typing import Any, NamedTuple
 

@@ -1,15 +1,18 @@
 """What left the clients: which named tensors, in which exchange, how often, how many bytes, and who sent.
 
-Experts that a message holds side by side are counted one by one.
+Experts that a message holds side by side are counted one by one. Scores have sections of their own: they are no part of
+training, and no part of its totals.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedmoe.core_types import ClientId, Tensors
-from fedmoe.wire import by_expert
+from fedmoe import trees
+from fedmoe.core_types import ClientId, Tensors, Tree
+from fedmoe.wire import by_expert, expert_fields
 
 Sent = dict[str, dict[str, int]]  # bytes by exchange and client
+Rows = dict[str, dict[str, Any]]  # by name: dtype, shape, times, bytes
 
 
 class Manifest:
@@ -20,30 +23,52 @@ class Manifest:
     """
 
     def __init__(self, saved: dict[str, Any] | None = None) -> None:
-        self.sent: dict[str, dict[str, dict[str, Any]]] = (saved or {}).get("sent_by_clients", {})
-        self.received: dict[str, dict[str, dict[str, Any]]] = (saved or {}).get("received_by_clients", {})
-        self.clients: dict[str, dict[str, dict[str, int]]] = (saved or {}).get("messages_of_client", {})
-        self.refused: list[dict[str, Any]] = (saved or {}).get("refused", [])
+        saved = saved or {}
+        self.sent: dict[str, Rows] = saved.get("sent_by_clients", {})
+        self.received: dict[str, Rows] = saved.get("received_by_clients", {})
+        self.clients: dict[str, dict[str, dict[str, int]]] = saved.get("messages_of_client", {})
+        self.rejected: list[dict[str, Any]] = saved.get("rejected", [])
+        self.scores: Rows = saved.get("scores_sent_by_clients", {})
+        self.score_clients: dict[str, dict[str, int]] = saved.get("score_messages_of_client", {})
         self._of_this_round: Sent = {}
 
     def count_up(
-        self, exchange: str, clients: Sequence[ClientId], places: Sequence[int], update_S: Tensors, report_S: Tensors
+        self,
+        exchange: str,
+        update_type: type[Any],
+        clients: Sequence[ClientId],
+        places: Sequence[int],
+        update_S: Tensors,
+        report_S: Tensors,
     ) -> None:
-        """The messages of some clients of a group, at their places in it."""
-        if "expert_ids" in update_S and len(clients) > 1:  # they may hold different experts
+        """The accepted messages of some clients of a group, at their places in it."""
+        if expert_fields(update_type) and len(clients) > 1:  # they may hold different experts
             for client, place in zip(clients, places, strict=True):
-                self.count_up(exchange, [client], [place], update_S, report_S)
+                self.count_up(exchange, update_type, [client], [place], update_S, report_S)
             return
         if not clients:
             return
         update, report = ({name: leaf[places[0]] for name, leaf in part.items()} for part in (update_S, report_S))
-        self._count(self.sent, exchange, update, len(clients))
-        self._count(self.sent, exchange, {f"report:{name}": tensor for name, tensor in report.items()}, len(clients))
-        size = sum(tensor.nbytes for tensor in (*update.values(), *report.values()))
+        named = by_expert(update_type, update) | {f"report:{name}": tensor for name, tensor in report.items()}
+        _count(self.sent.setdefault(exchange, {}), named, len(clients))
+        size = _bytes_of(update) + _bytes_of(report)
         of_this_round = self._of_this_round.setdefault(exchange, {})
         for client in clients:
             self._count_client(exchange, str(client), size)
             of_this_round[str(client)] = size
+
+    def count_down(self, exchange: str, broadcast: Tree, times: int) -> None:
+        named = by_expert(type(broadcast), trees.to_named(broadcast))
+        _count(self.received.setdefault(exchange, {}), named, times)
+
+    def count_scores(self, client: ClientId, scores: Tensors) -> None:
+        """What a client sent to be judged by, not to train with: counted apart."""
+        _count(self.scores, scores, 1)
+        _count_message(self.score_clients.setdefault(str(client), {}), _bytes_of(scores))
+
+    def reject(self, round_number: int, exchange: str, client: ClientId, reason: str) -> None:
+        """Of a client that did not reply, too."""
+        self.rejected.append({"round": round_number, "exchange": exchange, "client": client, "reason": reason})
 
     def take_round(self) -> Sent:
         """Who sent how much since the last call: what a round puts on record."""
@@ -57,51 +82,61 @@ class Manifest:
                     self._count_client(exchange, client, size)
 
     def _count_client(self, exchange: str, client: str, size: int) -> None:
-        own = self.clients.setdefault(client, {}).setdefault(exchange, {"messages": 0, "bytes": 0})
-        own["messages"] += 1
-        own["bytes"] += size
-
-    def count_down(self, exchange: str, broadcast: Tensors, times: int) -> None:
-        self._count(self.received, exchange, broadcast, times)
-
-    def refuse(self, round_number: int, exchange: str, client: ClientId, reason: str) -> None:
-        self.refused.append({"round": round_number, "exchange": exchange, "client": client, "reason": reason})
+        _count_message(self.clients.setdefault(client, {}).setdefault(exchange, {}), size)
 
     def for_checkpoint(self) -> dict[str, Any]:
-        sent, received = _by_name(self.sent), _by_name(self.received)
-        return {"sent_by_clients": sent, "received_by_clients": received, "refused": self.refused}
-
-    def as_dict(self, silent: Iterable[ClientId] = ()) -> dict[str, Any]:
-        """`silent` are the clients that opted out: named, so that the manifest can be checked against them."""
         return {
             "sent_by_clients": _by_name(self.sent),
             "received_by_clients": _by_name(self.received),
-            "messages_of_client": {key: self.clients[key] for key in sorted(self.clients, key=int)},
-            "opted_out_clients": [int(client) for client in silent],
-            "refused": self.refused,
+            "rejected": self.rejected,
+            "scores_sent_by_clients": dict(sorted(self.scores.items())),
+            "score_messages_of_client": _by_number(self.score_clients),
+        }
+
+    def as_dict(
+        self, opted_out: Iterable[ClientId] = (), names: Mapping[ClientId, str] | None = None
+    ) -> dict[str, Any]:
+        """`opted_out` are named, so that the manifest can be checked against them; `names` are those of the clients."""
+        return self.for_checkpoint() | {
+            "messages_of_client": _by_number(self.clients),
+            "opted_out_clients": [int(client) for client in opted_out],
+            "client_names": {str(client): name for client, name in sorted((names or {}).items())},
         }
 
     def totals(self) -> dict[str, int]:
-        def total(table: dict[str, dict[str, dict[str, Any]]]) -> int:
-            return sum(row["bytes"] for rows in table.values() for row in rows.values())
+        def total(tables: Iterable[Rows]) -> int:
+            return sum(row["bytes"] for rows in tables for row in rows.values())
 
         return {
-            "bytes_up": total(self.sent),
-            "bytes_down": total(self.received),
+            "bytes_up": total(self.sent.values()),
+            "bytes_down": total(self.received.values()),
             "clients_that_sent": len(self.clients),
-            "refused": len(self.refused),
+            "rejected": len(self.rejected),
+            "score_bytes": total([self.scores]),
         }
 
-    @staticmethod
-    def _count(table: dict[str, dict[str, dict[str, Any]]], exchange: str, tensors: Tensors, times: int) -> None:
-        rows = table.setdefault(exchange, {})
-        for name, tensor in sorted(by_expert(tensors).items()):
-            row = rows.setdefault(name, {"dtype": str(tensor.dtype).removeprefix("torch."), "times": 0, "bytes": 0})
-            row["shape"] = max(row.get("shape", []), list(tensor.shape))  # whoever comes last
-            row["times"] += times
-            row["bytes"] += tensor.nbytes * times
+
+def _count(rows: Rows, named: Tensors, times: int) -> None:
+    for name, tensor in sorted(named.items()):
+        row = rows.setdefault(name, {"dtype": str(tensor.dtype).removeprefix("torch."), "times": 0, "bytes": 0})
+        row["shape"] = max(row.get("shape", []), list(tensor.shape))  # whoever comes last
+        row["times"] += times
+        row["bytes"] += tensor.nbytes * times
 
 
-def _by_name(table: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """In an order that does not tell who answered first."""
+def _count_message(row: dict[str, int], size: int) -> None:
+    row["messages"] = row.get("messages", 0) + 1
+    row["bytes"] = row.get("bytes", 0) + size
+
+
+def _bytes_of(tensors: Tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _by_name(table: dict[str, Rows]) -> dict[str, Rows]:
+    """In an order that does not show who replied first."""
     return {exchange: dict(sorted(rows.items())) for exchange, rows in table.items()}
+
+
+def _by_number(table: dict[str, Any]) -> dict[str, Any]:
+    return {client: table[client] for client in sorted(table, key=int)}

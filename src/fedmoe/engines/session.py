@@ -1,222 +1,312 @@
-"""The server's side of an engine: rounds, delivery, personalisation, scores. It knows the contract, not the papers.
+"""A run as seen from its server: the verbs of a run over (parts, transport). It knows the contract, not the papers.
 
-How frames reach workers is a `Transport`'s business, so the same coordinator drives one process, many, or a network.
+`next_round` until `is_trained`, then `deliver`, `personalize`, `score` and `personal_model`; `evaluate` in between. A
+*step* is a round, an exchange of `after_rounds`, or the release: what changes the server's state and may be resumed
+from. Which version of its private state a client starts from is the session's own business.
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from fedmoe import trees, wire
-from fedmoe.algorithms.algorithm import Algorithm, Exchange
-from fedmoe.clients.federation import Federation
+from fedmoe import trees
+from fedmoe.algorithms.algorithm import Exchange
+from fedmoe.assembly import Parts
 from fedmoe.core_types import ClientId, Tree
-from fedmoe.encoding import Bytes, Parts
-from fedmoe.engines.frames import Cohort, frame_of, shared
+from fedmoe.engines.frames import shared
 from fedmoe.engines.manifest import Manifest, Sent
-from fedmoe.engines.replies import Replies, Reply, read_answer, sort_replies
-from fedmoe.engines.worker import ERRORS, find_exchange
+from fedmoe.engines.messenger import Messenger, Question
+from fedmoe.engines.protocol import Phase, Transport, exchanges_of
+from fedmoe.engines.replies import Replies
+from fedmoe.engines.state_versions import StateVersions
 from fedmoe.errors import RunError
 from fedmoe.evaluation.metrics import Score
+from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.streams import numpy_stream
 
 # Enough clients for a steady mean, few enough that cost follows the sample and not the population.
 VALIDATION_CLIENTS = 100
 
 
-class Transport(Protocol):
-    def run(self, frames: Sequence[Bytes]) -> Iterator[tuple[int, Bytes]]:
-        """(index of the frame, answer), as answers arrive."""
+STEPS: tuple[Phase, ...] = ("round", "after_rounds", "release")  # what changes the server's state
 
 
 class RoundRecord(NamedTuple):
+    """What is on record of a step. An abandoned one left everything as it was, private states included."""
+
     round: int
+    phase: Phase
     clients: list[ClientId]
-    refused: int
-    reports: dict[str, float]  # mean over the clients that told
+    rejected: int
+    reports: dict[str, float]  # mean over the clients that reported
     seconds: float
-    sent: Sent  # bytes by exchange and client
-    experts: dict[str, Any]  # what the server saw of them, as `aggregation.experts.Observation` tells it
+    sent: Sent  # bytes by exchange and client, of what was accepted
+    experts: dict[str, Any]  # what the server saw of them: `aggregation.expert_observation.Observation`
+    abandoned: str | None = None  # why
     warnings: Sequence[str] = ()
 
 
-class Coordinator:
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        federation: Federation,
-        transport: Transport,
-        *,
-        seed: int,
-        rounds: int,
-        cohort_size: int | Callable[[int], int],
-        manifest: Manifest,
-        max_update_norm: float | None = None,
-    ) -> None:
-        self.algorithm, self.federation, self.transport = algorithm, federation, transport
-        self.seed, self.rounds, self.cohort_size = seed, rounds, cohort_size
-        self.manifest, self.max_update_norm = manifest, max_update_norm
+@dataclass
+class Attempt:
+    """A step under way: it counts as a whole or not at all."""
 
-    def run_round(self, server: Tree, round_number: int) -> tuple[Tree, RoundRecord]:
-        """All exchanges of one round (rounds count from 1), and the validation where it is due."""
-        start, refused = time.monotonic(), len(self.manifest.refused)
-        rng = numpy_stream(self.seed, "sample", round_number)
-        sampled = self.algorithm.sample(server, round_number, self.federation.participants, rng)
-        clients = sorted(int(client) for client in sampled)
-        answers: dict[ClientId, list[Any]] = {client: [] for client in clients}
-        means: dict[str, float] = {}
-        experts: dict[str, Any] = {}
-        for index, exchange in enumerate(self.algorithm.round):
-            replies = self.exchange(server, "round", index, round_number, answers)
-            for client, update in replies.updates.items():
-                answers[client].append(update)
-            answers = {client: told for client, told in answers.items() if client not in replies.refused}
-            before, server = server, exchange.aggregate(server, *replies[:3]) if replies.updates else server
-            if exchange.observe and replies.updates:
-                experts = exchange.observe(before, server, *replies[:3]).as_event()
-            means |= _mean_reports(replies.reports)
-        validation = self.algorithm.validation
-        if validation and (round_number % validation.every == 0 or round_number == self.rounds):
-            scores = self.exchange(
-                server, "validation", 0, round_number, {c: [] for c in self._validators(round_number)}
-            )
-            server = validation.exchange.aggregate(server, *scores[:3])
-        seconds = time.monotonic() - start
-        refused = len(self.manifest.refused) - refused
-        return server, RoundRecord(round_number, clients, refused, means, seconds, self.manifest.take_round(), experts)
+    server: Tree
+    versions: dict[ClientId, int] = field(default_factory=dict)
+    reports: dict[str, float] = field(default_factory=dict)
+    experts: dict[str, Any] = field(default_factory=dict)
+    abandoned: str | None = None
 
-    def collect_release(self, server: Tree, look_after: int | None = None) -> Tree:
-        """The declared gift of private parts, once, from everyone who opted in; `look_after` as in `deliver`."""
-        release = self.algorithm.release
-        if release is None:
-            raise RunError("schedule.release is on, but this algorithm has nothing to release. Turn it off.")
-        everyone: dict[ClientId, list[Any]] = {int(client): [] for client in self.federation.participants}
-        replies = self.exchange(server, "release", 0, self._next_round(look_after), everyone, look_after is None)
-        return release.aggregate(server, *replies[:3])
 
-    def deliver(self, server: Tree, clients: Sequence[ClientId], look_after: int | None = None) -> dict[ClientId, Tree]:
-        """What each client keeps. Clients that opted out are asked nothing on the way.
-
-        `look_after` is a round after which the state is only looked at: clients keep nothing, and training goes on as
-        if nobody had looked.
-        """
-        answers: dict[ClientId, list[Any]] = {client: [] for client in clients}
-        *questions, last = self.algorithm.delivery
-        for index, _ in enumerate(questions):
-            asked = {client: answers[client] for client in clients if self.federation.may_send(client)}
-            told = self.exchange(server, "delivery", index, self._next_round(look_after), asked, look_after is None)
-            for client, update in told.updates.items():
-                answers[client].append(update)
-        broadcasts = shared({client: last.broadcast(server, client, answers[client]) for client in clients})
-        self._count_down(last.name, broadcasts)
-        return broadcasts
-
-    def personalize(self, kept: dict[ClientId, Tree]) -> Iterator[list[ClientId]]:
-        """Clients as they finish. Those that finished before a stop are not trained again."""
-        clock = self.final_clock
-        done = set(self._ask({"do": "personalized", "clock": clock})["clients"])
-        yield sorted(done & set(kept))
-        yield from self._on_cohorts(
-            {"do": "personalize", "clock": clock}, {c: b for c, b in kept.items() if c not in done}
-        )
-
-    def score(self, kept: dict[ClientId, Tree], look_after: int | None = None) -> Iterator[list[Score]]:
-        """Before and after personalisation; on a look before it, with the private states of that round."""
-        clock = self.final_clock if look_after is None else self._clock(look_after + 1, 0)
-        header = {"do": "score", "clock": clock, "personalized": look_after is None}
-        for answer in self._answers(header, self.cohorts(kept, self.algorithm.delivery[-1], most=1)):
-            yield [Score(**score) for score in answer["scores"]]
-
-    def forget_superseded(self, round_number: int) -> None:
-        """Private state that no resume can ask for any more may go."""
-        self._ask({"do": "forget", "clock": self._clock(round_number, len(self.algorithm.round) + 1)})
-
-    def exchange(
-        self,
-        server: Tree,
-        phase: str,
-        index: int,
-        round_number: int,
-        answers: dict[ClientId, list[Any]],
-        keep: bool = True,
-    ) -> Replies:
-        """`keep` tells clients to keep the private state that they come to."""
-        exchange = find_exchange(self.algorithm, phase, index)
-        offered = {client: exchange.broadcast(server, client, answers[client]) for client in sorted(answers)}
-        broadcasts = shared({client: broadcast for client, broadcast in offered.items() if broadcast is not None})
-        slot = len(self.algorithm.round) if phase in ("validation", "release") else index
-        header = {
-            "do": "exchange", "phase": phase, "index": index,
-            "round": round_number, "clock": self._clock(round_number, slot), "keep": keep,
-        }  # fmt: skip
-        told: dict[ClientId, Reply] = {}
-        for answer, blobs in self._run(header, self.cohorts(broadcasts, exchange)):
-            for group, blob in zip(answer["groups"], blobs, strict=True):
-                sent = [broadcasts[client] for client in group]
-                told |= read_answer(exchange, sent, group, blob, self.manifest, self.max_update_norm)
-        self._count_down(exchange.name, broadcasts)
-        return sort_replies(exchange, round_number, told, broadcasts, self.manifest)
-
-    def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, most: int | None = None) -> list[Cohort]:
-        """Clients with equal keys, in the order of ids, in groups whose size does not depend on the workers."""
-        if not broadcasts:
-            return []
-        by_key: dict[Any, list[ClientId]] = {}
-        for client in sorted(broadcasts):
-            by_key.setdefault(exchange.cohort_key(broadcasts[client]), []).append(client)
-        size = self.cohort_size(len(broadcasts)) if callable(self.cohort_size) else self.cohort_size
-        size = min(size, most or size)
-        parts = [group[i : i + size] for group in by_key.values() for i in range(0, len(group), size)]
-        return [Cohort(part, [broadcasts[client] for client in part]) for part in parts]
-
-    def _count_down(self, exchange: str, broadcasts: dict[ClientId, Tree]) -> None:
-        times = Counter(map(id, broadcasts.values()))
-        for broadcast in {id(broadcast): broadcast for broadcast in broadcasts.values()}.values():
-            self.manifest.count_down(exchange, trees.to_named(broadcast), times[id(broadcast)])
-
-    def _validators(self, round_number: int) -> list[ClientId]:
-        pool = self.federation.participants
-        if len(pool) > VALIDATION_CLIENTS:
-            rng = numpy_stream(self.seed, "validators", round_number)
-            pool = pool[rng.choice(len(pool), VALIDATION_CLIENTS, replace=False, shuffle=False)]
-        return sorted(int(client) for client in pool)
+class Session:
+    def __init__(self, parts: Parts, transport: Transport) -> None:
+        self.parts, self.transport = parts, transport
+        self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
+        self.seed = parts.config.seed
+        self.num_rounds = parts.config.schedule.rounds if self.algorithm.round else 0
+        self.num_steps = self.num_rounds + len(self.algorithm.after_rounds) + self._releases
+        self.step = 0  # done so far
+        self.server: Tree = self.algorithm.init_server(self.seed)
+        self.manifest = Manifest()
+        self.evaluation_manifest = Manifest()  # of what only intermediate evaluations sent
+        self.delivered: dict[ClientId, Tree] = {}
+        self._versions = StateVersions(max(len(self.algorithm.round), len(self.algorithm.delivery)) + 1)
+        self._delivery_versions: dict[ClientId, int] = {}
+        self._messages = Messenger(parts, transport)
 
     @property
-    def final_clock(self) -> int:
-        return self._clock(self.rounds + 2, 0)
+    def is_trained(self) -> bool:
+        return self.step >= self.num_steps
 
-    def _next_round(self, look_after: int | None) -> int:
-        return (self.rounds if look_after is None else look_after) + 1
+    def resume(self, step: int, server: Tree, history: Iterable[Mapping[str, Any]]) -> None:
+        """Go on after `step`, with the server's state of then; `history` has the records of all steps up to it."""
+        self.step, self.server = step, server
+        for record in history:
+            self._versions.count(record["round"], self._versions_counted(record))
 
-    def _clock(self, round_number: int, slot: int) -> int:
-        """Private state is kept by client and clock: round, then place within it."""
-        return round_number * (max(len(self.algorithm.round), len(self.algorithm.delivery)) + 2) + slot
+    def missing_states(self, history: Iterable[Mapping[str, Any]]) -> list[ClientId]:
+        """Clients whose private state after these steps is not where it should be."""
+        needed: dict[ClientId, int] = {}
+        for record in history:
+            needed |= self._versions_counted(record)
+        return self._messages.missing(needed) if needed else []
 
-    def _on_cohorts(self, header: dict[str, Any], kept: dict[ClientId, Tree]) -> Iterator[list[ClientId]]:
-        """In two parts at least, since this is long work: a single cohort would leave workers idle."""
-        halves = self.cohorts(kept, self.algorithm.delivery[-1], most=-(-len(kept) // 2))
-        for answer in self._answers(header, halves):
-            yield answer["clients"]
+    # Training
 
-    def _answers(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[dict[str, Any]]:
-        yield from (answer for answer, _ in self._run(header, cohorts))
+    def next_round(self) -> RoundRecord:
+        """The next step; its record says if it was abandoned because too few replies were accepted."""
+        begun, step, rejected = time.monotonic(), self.step + 1, len(self.manifest.rejected)
+        phase = self._phase(step)
+        clients, attempt = self._clients_of(phase, step), Attempt(self.server)
+        for _ in self._exchanges(attempt, phase, step, clients):
+            if attempt.abandoned:
+                break
+        if not attempt.abandoned:
+            self.server = attempt.server
+        self._versions.count(step, {} if attempt.abandoned else attempt.versions)
+        self.step = step
+        if phase == "round" and self._validates_after(step):
+            self._validate(step)
+        return RoundRecord(
+            step, phase, clients, len(self.manifest.rejected) - rejected, attempt.reports, time.monotonic() - begun,
+            self.manifest.take_round(), attempt.experts, attempt.abandoned,
+        )  # fmt: skip
 
-    def _ask(self, header: dict[str, Any]) -> dict[str, Any]:
-        return next(answer for answer, _ in self._run(header, [Cohort([], [])]))
+    def replay(self, clients: Sequence[ClientId]) -> Iterator[Replies]:
+        """What the server would receive from these clients in the next round, exchange by exchange.
 
-    def _run(self, header: dict[str, Any], cohorts: list[Cohort]) -> Iterator[tuple[dict[str, Any], list[memoryview]]]:
-        encoded: dict[int, Parts] = {}
-        frames = [frame_of(header, cohort, encoded) for cohort in cohorts]
-        for _, frame in self.transport.run(frames):
-            answer, blobs = wire.unpack(frame)
-            if "error" in answer:
-                raise ERRORS.get(answer["error"], RunError)(answer["message"])
-            yield answer, blobs
+        For audits, on a copy of the private states: the session itself stays where it is.
+        """
+        yield from self._exchanges(Attempt(self.server), "round", self.step + 1, clients)
+
+    def drop_superseded(self, durable_step: int) -> None:
+        """Private state that no resume can ask for any more may go."""
+        versions = self._versions.superseded_by(durable_step) if self.algorithm.keeps_client_state else {}
+        if versions:
+            self._messages.drop_older(versions)
+
+    # After training
+
+    def deliver(self, clients: Sequence[ClientId]) -> None:
+        """What each client is left with. Clients that opted out are asked nothing on the way."""
+        self._delivery_versions = {}
+        self.delivered = self._deliver(self.server, clients, self.manifest, keep=True)
+
+    def personalize(self) -> Iterator[list[ClientId]]:
+        """Clients as they finish. A cohort that finished before a stop is not trained again.
+
+        In two parts at least, since this is long work: a single cohort would leave workers idle. Cohorts are cut before
+        finished ones are skipped, so that a stop changes no client's company.
+        """
+        named = self._versions.after(self._delivery_versions)
+        yield from self._messages.personalize(self.delivered, self._final_version, named)
+
+    def score(self) -> Iterator[list[Score]]:
+        """Scores before and after personalisation, client by client, of those that are asked.
+
+        The others score themselves and keep the figures.
+        """
+        final = self._final_version if self.algorithm.personalize else None
+        named = self._versions.after(self._delivery_versions)
+        asked = [client for client in self.delivered if self._is_asked(client)]
+        others = [client for client in self.delivered if not self._is_asked(client)]
+        yield from self._messages.scores({c: self.delivered[c] for c in asked}, self.step, final, named, self.manifest)
+        self._messages.score_in_private({client: self.delivered[client] for client in others}, final, named)
+
+    def personal_model(self, client: ClientId) -> PersonalModel:
+        """The model that a client ended with, once it was delivered and personalised."""
+        if client not in self.delivered:
+            raise RunError(f"client {client} was not personalised: evaluation.clients left it out.")
+        state = self._versions.after(self._delivery_versions)(client)
+        final = self._final_version if self.algorithm.personalize else None
+        return self.transport.personal_model(self.delivered[client], client, state, final)
+
+    def evaluate(self, clients: Sequence[ClientId]) -> list[Score]:
+        """What clients would score if the rounds ended here. They keep nothing of it, and training never notices."""
+        server = self.server
+        if self._releases and self.step < self.num_steps:
+            attempt = Attempt(server)
+            for _ in self._exchanges(attempt, "release", self.step + 1, self._everyone, evaluating=True):
+                server = attempt.server
+        delivered = self._deliver(server, clients, self.evaluation_manifest, keep=False)
+        asked = {client: delivered[client] for client in clients if self._is_asked(client)}
+        batches = self._messages.scores(asked, self.step, None, self._versions.after({}), self.manifest)
+        return [score for scores in batches for score in scores]
+
+    # Steps
+
+    @property
+    def _releases(self) -> bool:
+        return self.config.schedule.release and self.algorithm.release is not None
+
+    @property
+    def _everyone(self) -> list[ClientId]:
+        return [int(client) for client in self.federation.participants]
+
+    def _phase(self, step: int) -> Phase:
+        if step <= self.num_rounds:
+            return "round"
+        return "after_rounds" if step <= self.num_rounds + len(self.algorithm.after_rounds) else "release"
+
+    def _clients_of(self, phase: Phase, step: int) -> list[ClientId]:
+        if phase != "round":
+            return self._everyone
+        rng = numpy_stream(self.seed, "sample", step)
+        sampled = self.algorithm.sample(self.server, step, self.federation.participants, rng)
+        return sorted(int(client) for client in sampled)
+
+    def _exchanges(
+        self, attempt: Attempt, phase: Phase, step: int, clients: Sequence[ClientId], *, evaluating: bool = False
+    ) -> Iterator[Replies]:
+        """The exchanges of a step one after another. Who was rejected sits out the rest of it."""
+        updates: dict[ClientId, list[Any]] = {client: [] for client in clients}
+        numbered = list(enumerate(exchanges_of(self.algorithm, phase)))
+        if phase == "after_rounds":
+            numbered = numbered[step - self.num_rounds - 1 :][:1]
+        for index, exchange in numbered:
+            replies = self._exchange(attempt, phase, index, step, updates, evaluating)
+            for client, update in replies.updates.items():
+                updates[client].append(update)
+            updates = {client: earlier for client, earlier in updates.items() if client not in replies.rejected}
+            attempt.abandoned = self._too_few(exchange, replies)
+            if replies.updates and not attempt.abandoned:
+                before, attempt.server = attempt.server, exchange.aggregate(attempt.server, *replies[:3])
+                if exchange.observe:
+                    attempt.experts = exchange.observe(before, attempt.server, *replies[:3]).as_event()
+                attempt.reports |= _mean_reports(replies.reports)
+            yield replies
+
+    def _too_few(self, exchange: Exchange, replies: Replies) -> str | None:
+        asked, accepted = len(replies.updates) + len(replies.rejected), len(replies.updates)
+        if accepted >= min(self.config.schedule.min_clients, asked):
+            return None
+        client, reason = next(iter(sorted(replies.rejected.items())))
+        return (
+            f"{accepted} of {asked} replies to {exchange.name!r} were accepted, fewer than "
+            f"schedule.min_clients={self.config.schedule.min_clients} (client {client}: {reason})"
+        )
+
+    def _exchange(
+        self,
+        attempt: Attempt,
+        phase: Phase,
+        index: int,
+        step: int,
+        updates: Mapping[ClientId, Sequence[Any]],
+        evaluating: bool = False,
+    ) -> Replies:
+        keep = not evaluating and phase not in ("validation", "release") and self.algorithm.keeps_client_state
+        version = self._versions.of(step, 0 if phase == "after_rounds" else index) if keep else None
+        manifest = self.evaluation_manifest if evaluating else self.manifest
+        named = self._versions.after(attempt.versions)
+        replies = self._messages.exchange(
+            attempt.server, Question(phase, index, step, version), updates, named, manifest
+        )
+        if version is not None:
+            attempt.versions |= dict.fromkeys(replies.updates, version)
+        return replies
+
+    def _versions_counted(self, record: Mapping[str, Any]) -> dict[ClientId, int]:
+        """As `_exchange` counted them: by whom the record says that something was accepted."""
+        if not self.algorithm.keeps_client_state or record["phase"] == "release" or record["abandoned"]:
+            return {}
+        exchanges = exchanges_of(self.algorithm, record["phase"])
+        after_rounds = record["phase"] == "after_rounds"
+        if after_rounds:
+            exchanges = exchanges[record["round"] - self.num_rounds - 1 :][:1]
+        versions: dict[ClientId, int] = {}
+        for index, exchange in enumerate(exchanges):
+            sent = record["sent"].get(exchange.name, {})
+            versions |= dict.fromkeys(map(int, sent), self._versions.of(record["round"], index))
+        return versions
+
+    # Validation: the same clients each time, or the best round would be a matter of who was asked
+
+    def _validates_after(self, step: int) -> bool:
+        validation = self.algorithm.validation
+        return validation is not None and (step % validation.every == 0 or step == self.num_rounds)
+
+    def _validate(self, step: int) -> None:
+        pool = self.federation.participants
+        if len(pool) > VALIDATION_CLIENTS:
+            rng = numpy_stream(self.seed, "validators")
+            pool = pool[rng.choice(len(pool), VALIDATION_CLIENTS, replace=False, shuffle=False)]
+        validation, attempt = self.algorithm.validation, Attempt(self.server)
+        assert validation is not None
+        replies = self._exchange(attempt, "validation", 0, step, {int(client): [] for client in sorted(pool)})
+        if replies.updates:
+            self.server = validation.exchange.aggregate(self.server, *replies[:3])
+
+    # Delivery and scores
+
+    @property
+    def _final_version(self) -> int:
+        return self._versions.of(self.num_steps + 2)
+
+    def _deliver(
+        self, server: Tree, clients: Sequence[ClientId], manifest: Manifest, *, keep: bool
+    ) -> dict[ClientId, Tree]:
+        updates: dict[ClientId, list[Any]] = {client: [] for client in clients}
+        *questions, last = self.algorithm.delivery
+        attempt = Attempt(server, self._delivery_versions if keep else {})
+        step = self.num_rounds + len(self.algorithm.after_rounds) + 1 if keep else self.step + 1
+        for index, _ in enumerate(questions):
+            asked = {client: updates[client] for client in clients if self.federation.may_send(client)}
+            replies = self._exchange(attempt, "delivery", index, step, asked, evaluating=not keep)
+            for client, update in replies.updates.items():
+                updates[client].append(update)
+        broadcasts = shared({client: last.broadcast(server, client, updates[client]) for client in clients})
+        self._messages.count_down(manifest, last.name, broadcasts)
+        return broadcasts
+
+    def _is_asked(self, client: ClientId) -> bool:
+        """Who is asked for scores. A pooled evaluation is nobody's own, so it is always scored here."""
+        wanted = self.config.evaluation.clients_asked
+        return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
 
 
-def _mean_reports(reports: dict[ClientId, Any]) -> dict[str, float]:
+def _mean_reports(reports: Mapping[ClientId, Any]) -> dict[str, float]:
     if not reports:
         return {}
     named = [trees.to_named(report) for report in reports.values()]

@@ -1,41 +1,57 @@
-"""The client's side of an engine: answers frames with frames. Private state is read and written here and nowhere else.
+"""The client's side of an engine: it replies to frames with frames, and alone reads and writes private state.
 
-One worker serves many clients in a simulation; on a real node it would serve one.
+One worker serves many clients in a simulation; on a real node it serves one. What a client sends is decided here, by
+the worker's own copy of the rules, whatever a request asks for.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedmoe import trees, wire
-from fedmoe.algorithms.algorithm import Algorithm, Exchange, Nothing
-from fedmoe.clients.federation import Federation
+from fedmoe.algorithms.algorithm import Exchange, Nothing
+from fedmoe.assembly import Parts
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
-from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, RunError
+from fedmoe.engines.protocol import exchanges_of
+from fedmoe.engines.state_versions import NONE
+from fedmoe.errors import FedmoeError, MessageError
 from fedmoe.evaluation.metrics import Score, score_examples
+from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.evaluation.score_message import score_message
 from fedmoe.streams import Streams
 
-ERRORS: dict[str, type[FedmoeError]] = {
-    kind.__name__: kind for kind in (ConfigError, DataError, MessageError, RunError)
-}
+Header = dict[str, Any]
 
 
 class Worker:
     """`handle(frame)` does one piece of work on one cohort."""
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, store: Path, seed: int) -> None:
-        self.algorithm, self.federation, self.seed = algorithm, federation, seed
-        self._store_path = store
-        PrivateStore(store).close()  # here, once: of several workers that make a new file, one finds it locked
+    def __init__(self, parts: Parts, store: Path, run_id: str) -> None:
+        self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
+        self.seed = parts.config.seed
+        self._store_path, self._run_id = store, run_id
+        self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
+        self._work = {
+            "exchange": self.exchange,
+            "personalize": self.personalize,
+            "personalized": self.personalized,
+            "score": self.score,
+            "drop": self.drop,
+            "find_missing": self.find_missing,
+        }
 
     @property
     def store(self) -> PrivateStore:
         """Opened at first use: an SQLite connection must not be carried across a fork."""
         if self._store is None:
-            self._store = PrivateStore(self._store_path)
+            self._store = self._open_store()
         return self._store
+
+    def _open_store(self) -> PrivateStore:
+        return PrivateStore(self._store_path, self._run_id)
 
     def close(self) -> None:
         """Before another fork."""
@@ -44,69 +60,100 @@ class Worker:
             self._store = None
 
     def handle(self, frame: Bytes) -> Bytes:
-        """An error that the user can mend travels back as a frame; a defect of ours raises here."""
-        header, blobs = wire.unpack(frame)
+        """An error that the user can fix travels back as a frame; a defect of ours raises here."""
         try:
-            answer: Bytes = getattr(self, f"do_{header['do']}")(header, blobs)
-            return answer
+            header, blobs = wire.unpack(frame)
+            if header.get("do") not in self._work:
+                raise MessageError(f"a request asks to {header.get('do')!r}; known: {', '.join(self._work)}.")
+            return self._work[header["do"]](header, blobs)
         except FedmoeError as error:
             return wire.pack({"error": type(error).__name__, "message": str(error)})
 
-    def do_exchange(self, header: dict[str, Any], blobs: list[memoryview]) -> Bytes:
-        exchange = find_exchange(self.algorithm, header["phase"], header["index"])
-        clients, clock = header["clients"], header["clock"]
+    def exchange(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        clients, version = header["clients"], header["version"]
+        self._require_permission(header["phase"], clients)
+        exchange = exchanges_of(self.algorithm, header["phase"])[header["index"]]
         received = self._received(exchange, header, blobs)
-        shared_S = trees.stack(received)
-        state_S = trees.stack(
-            [self._client_state(b, client, clock) for b, client in zip(received, clients, strict=True)]
-        )
+        states = self._client_states(received, header)
+        shared_S, state_S = trees.stack(received), trees.stack(states)
         rng = Streams(self.seed, f"{header['phase']}:{exchange.name}", header["round"], tuple(clients))
         data = self.federation.data(clients, opted_in_only=True)
         new_S, update_S, report_S = exchange.local_update(shared_S, state_S, data, rng)
-        if header["keep"]:
-            self._keep("client", clients, new_S, clock)
-        if exchange.private_update and header["keep"]:
-            self._work_in_private(exchange, header, received, shared_S, state_S, rng)
+        if version is not None:
+            self._keep("client", clients, new_S, version)
+            self._work_in_private(exchange, header, received, states, shared_S, state_S, rng)
         groups, updates, reports = [clients], [update_S], [report_S]
-        if isinstance(update_S, list):  # of different shapes: each client answers for itself
+        if isinstance(update_S, list):  # of different shapes: each client replies for itself
             groups = [[client] for client in clients]
             updates = [trees.stack([update]) for update in update_S]
             reports = [trees.stack([report]) for report in trees.unstack(report_S, len(clients))]
-        return wire.pack({"groups": groups}, list(map(wire.encode_answer, updates, reports)))
+        reply = {"reply_to": header["reply_to"], "groups": groups}
+        return wire.pack(reply, list(map(wire.encode_reply, updates, reports)))
 
-    def do_personalize(self, header: dict[str, Any], blobs: list[memoryview]) -> Bytes:
-        clients, clock = header["clients"], header["clock"]
+    def personalize(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        clients = header["clients"]
         received = self._received(self.algorithm.delivery[-1], header, blobs)
-        states = [self._client_state(b, client, clock) for b, client in zip(received, clients, strict=True)]
+        states = self._client_states(received, header)
         personal_S = self._personal_states(received, states, header) if self.algorithm.init_personal else None
         rng = Streams(self.seed, "personalize", 0, tuple(clients))
         data = self.federation.data(clients, opted_in_only=False)
         assert self.algorithm.personalize is not None
         final_S = self.algorithm.personalize(trees.stack(received), trees.stack(states), personal_S, data, rng)
-        self._keep("final", clients, final_S, clock)
+        self._keep("final", clients, final_S, header["version"])
         return wire.pack({"clients": clients})
 
-    def do_personalized(self, header: dict[str, Any], _blobs: list[memoryview]) -> Bytes:
-        return wire.pack({"clients": sorted(self.store.clients("final", header["clock"]))})
+    def personalized(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
+        return wire.pack({"clients": sorted(self.store.clients("final", header["version"]))})
 
-    def do_forget(self, header: dict[str, Any], _blobs: list[memoryview]) -> Bytes:
-        self.store.forget_superseded(header["clock"])
+    def drop(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
+        self.store.drop_before(dict(header["older_than"]))
         return wire.pack({})
 
-    def do_score(self, header: dict[str, Any], blobs: list[memoryview]) -> Bytes:
-        received = self._received(self.algorithm.delivery[-1], header, blobs)
-        scores = [
-            score._asdict()
-            for shared, client in zip(received, header["clients"], strict=True)
-            for score in self._scores(shared, client, header["clock"], header["personalized"])
-        ]
-        return wire.pack({"clients": header["clients"], "scores": scores})
+    def find_missing(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
+        wanted = dict(header["states"])
+        kinds = ["client"] if self.algorithm.client_type is not Nothing else []
+        kinds += ["personal"] if self.algorithm.init_personal else []
+        found = [self.store.have(kind, wanted) for kind in kinds]
+        return wire.pack({"clients": sorted(client for client in wanted if not all(client in have for have in found))})
 
-    def _scores(self, shared: Tree, client: ClientId, clock: int, personalized: bool) -> list[Score]:
-        state = self._client_state(shared, client, clock)
+    def score(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        """Scores are sent where the worker's own rules allow it, else kept."""
+        clients = header["clients"]
+        received = self._received(self.algorithm.delivery[-1], header, blobs)
+        states = self._client_states(received, header)
+        scored = [self._scores(*one, header["final"]) for one in zip(received, states, clients, strict=True)]
+        if header["send"] and all(map(self._sends_scores, clients)):
+            reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
+            return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
+        if header["send"]:
+            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
+        version = header["final"] or max(header["state_versions"]) + 1
+        self.store.save("scores", dict(zip(clients, map(score_message, scored), strict=True)), version)
+        return wire.pack({"clients": clients})
+
+    def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
+        own = self._client_state(delivered, client, state)
+        personal = None if final is None else self.store.load("final", self.algorithm.personal_type, client, final)
+        self.close()
+        return PersonalModel(self.algorithm.predict, {"broadcast": delivered, "client": own, "personal": personal})
+
+    def _require_permission(self, phase: str, clients: Sequence[ClientId]) -> None:
+        """Nothing leaves a client that opted out; private parts only where this side's config says so, too."""
+        if phase == "release" and not self.config.schedule.release:
+            raise MessageError("a request asks to release private parts, but schedule.release is off here.")
+        takes_part = self.federation.may_send if phase == "delivery" else self.federation.participates
+        for client in clients:
+            if not takes_part(client):
+                raise MessageError(f"client {client} does not take part in the training: it sends nothing.")
+
+    def _sends_scores(self, client: ClientId) -> bool:
+        wanted = self.config.evaluation.clients_asked
+        return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
+
+    def _scores(self, shared: Tree, state: Tree, client: ClientId, final: int | None) -> list[Score]:
         models: dict[str, Tree | None] = {"before": None} if self.algorithm.round else {}
-        if self.algorithm.personalize and personalized:
-            models["after"] = self.store.load("final", self.algorithm.personal_type, client, clock + 1)
+        if final is not None:
+            models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)
         own = "pooled" if client == self.federation.pooled else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
         unseen = client >= self.federation.num_clients
@@ -124,50 +171,55 @@ class Worker:
     def _work_in_private(
         self,
         exchange: Exchange,
-        header: dict[str, Any],
-        received: list[Tree],
+        header: Header,
+        received: Sequence[Tree],
+        states: Sequence[Tree],
         shared_S: Tree,
         state_S: Tree,
         rng: Streams,
     ) -> None:
-        """Beside the exchange, on all records, with streams of its own; what was sent is already fixed."""
-        clients, clock = header["clients"], header["clock"]
-        assert exchange.private_update is not None
-        before_S = self._personal_states(received, trees.unstack(state_S, len(clients)), header)
-        data = self.federation.data(clients, opted_in_only=False)
-        here = rng._replace(scope=f"{rng.scope}:private")
-        self._keep("personal", clients, exchange.private_update(shared_S, state_S, before_S, data, here), clock)
+        """Beside the exchange, on all records, with streams of its own; what was sent is already fixed.
 
-    def _personal_states(self, received: list[Tree], states: list[Tree], header: dict[str, Any]) -> Tree:
+        An exchange without private work carries the personal states on: one version names all that a client has.
+        """
+        if self.algorithm.init_personal is None:
+            return
+        personal_S = self._personal_states(received, states, header)
+        if exchange.private_update:
+            data = self.federation.data(header["clients"], opted_in_only=False)
+            here = rng._replace(scope=f"{rng.scope}:private")
+            personal_S = exchange.private_update(shared_S, state_S, personal_S, data, here)
+        self._keep("personal", header["clients"], personal_S, header["version"])
+
+    def _personal_states(self, received: Sequence[Tree], states: Sequence[Tree], header: Header) -> Tree:
         """What each client's private work has come to, or its start: whoever else is in the cohort."""
         assert self.algorithm.init_personal is not None
         personal = []
-        for client, shared, state in zip(header["clients"], received, states, strict=True):
-            known = self.store.load("personal", self.algorithm.personal_type, client, header["clock"])
-            personal.append(self.algorithm.init_personal(shared, state, client, self.seed) if known is None else known)
+        for client, version, shared, state in zip(
+            header["clients"], header["state_versions"], received, states, strict=True
+        ):
+            if version == NONE:
+                personal.append(self.algorithm.init_personal(shared, state, client, self.seed))
+            else:
+                personal.append(self.store.load("personal", self.algorithm.personal_type, client, version))
         return trees.stack(personal)
 
-    def _received(self, exchange: Exchange, header: dict[str, Any], blobs: list[memoryview]) -> list[Tree]:
+    def _received(self, exchange: Exchange, header: Header, blobs: Sequence[memoryview]) -> list[Tree]:
         distinct = [wire.decode(exchange.broadcast_type, blob) for blob in blobs]
         return [distinct[index] for index in header["broadcast_index"]]
 
-    def _client_state(self, shared: Tree, client: ClientId, clock: int) -> Tree:
+    def _client_states(self, received: Sequence[Tree], header: Header) -> list[Tree]:
+        asked = zip(received, header["clients"], header["state_versions"], strict=True)
+        return [self._client_state(*one) for one in asked]
+
+    def _client_state(self, shared: Tree, client: ClientId, version: int) -> Tree:
         if self.algorithm.client_type is Nothing:
             return Nothing()
-        known = self.store.load("client", self.algorithm.client_type, client, clock)
-        return self.algorithm.init_client(shared, client, self.seed) if known is None else known
+        if version == NONE:
+            return self.algorithm.init_client(shared, client, self.seed)
+        return self.store.load("client", self.algorithm.client_type, client, version)
 
-    def _keep(self, kind: str, clients: list[ClientId], state_S: Tree, clock: int) -> None:
+    def _keep(self, kind: str, clients: Sequence[ClientId], state_S: Tree, version: int) -> None:
         if trees.leaves(state_S):
             states = {client: trees.pick(state_S, s) for s, client in enumerate(clients)}
-            self.store.save(kind, states, clock)
-
-
-def find_exchange(algorithm: Algorithm, phase: str, index: int) -> Exchange:
-    if phase == "validation":
-        assert algorithm.validation is not None
-        return algorithm.validation.exchange
-    if phase == "release":
-        assert algorithm.release is not None
-        return algorithm.release
-    return (algorithm.round if phase == "round" else algorithm.delivery)[index]
+            self.store.save(kind, states, version)

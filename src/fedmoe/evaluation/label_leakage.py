@@ -33,8 +33,8 @@ def step_length(plan: LocalTraining, num_examples: float) -> float | None:
 def shares_from_bias(change_C: Tensor, length: float) -> Tensor:
     """p(y) = (b_s - b) / alpha + 1 / C, put back on the simplex.
 
-    Eq. 15 with the sign of a descent: the printed one is the wrong way round. Its 1 / C stands for the mean answer of a
-    model that knows nothing yet; and for one step over all data. So it is exact at a neutral start and fades later.
+    Eq. 15 with the sign of a descent: the printed one is the wrong way round. Its 1 / C stands for the mean prediction
+    of a model that knows nothing yet; and for one step over all data. So it is exact at a neutral start, less so later.
     """
     change_C = change_C.double()
     return project_to_simplex(change_C / length + 1 / len(change_C))

@@ -13,10 +13,10 @@ from fedmoe.core_types import Tensors
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Identity)
 
-Layer = Callable[[Tensors, Tensor], Tensor]
+Forward = Callable[[Tensors, Tensor], Tensor]
 
 
-def cohort_forward(module: nn.Module) -> Layer | None:
+def cohort_forward(module: nn.Module) -> Forward | None:
     """``forward(params_S, x_SB...) -> scores_SBO`` for a chain of dense layers, or None for any other module."""
     if isinstance(module, nn.Linear):
         return _linear("", module)
@@ -35,7 +35,7 @@ def cohort_forward(module: nn.Module) -> Layer | None:
     return forward
 
 
-def _layer(prefix: str, layer: nn.Module) -> Layer | None:
+def _layer(prefix: str, layer: nn.Module) -> Forward | None:
     if isinstance(layer, nn.Linear):
         return _linear(prefix, layer)
     if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1):
@@ -45,7 +45,7 @@ def _layer(prefix: str, layer: nn.Module) -> Layer | None:
     return None
 
 
-def _linear(prefix: str, layer: nn.Linear) -> Layer:
+def _linear(prefix: str, layer: nn.Linear) -> Forward:
     weight, bias = f"{prefix}weight", f"{prefix}bias"
 
     def forward(params_S: Tensors, x_SBI: Tensor) -> Tensor:

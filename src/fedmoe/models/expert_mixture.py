@@ -1,7 +1,7 @@
 """A mixture of experts whose gate reads the experts' own features: the equations of Reisser et al. (2021), FedMix.
 
-All for one client. Shape suffixes: K all experts, H those that the client holds, B examples, C classes, R values that
-q is conditioned on (the labels, mostly), F features.
+All for one client. Shape suffixes: K all experts, H those that the client was sent, B examples, C classes, R values
+that q is conditioned on (the labels, mostly), F features.
 """
 
 import math
@@ -15,10 +15,10 @@ from fedmoe.core_types import Tensors
 from fedmoe.models.network import Network
 
 
-def expert_answers(network: Network, experts_H: Tensors, x: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:
-    """Scores (H, B, C) and features (H, B, F) of the experts held, from one forward of each."""
-    answers: tuple[Tensor, Tensor] = vmap(lambda one: network.with_features(one, x, training=training))(experts_H)
-    return answers
+def expert_outputs(network: Network, experts_H: Tensors, x: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:
+    """Scores (H, B, C) and features (H, B, F) of the client's experts, from one forward of each."""
+    outputs: tuple[Tensor, Tensor] = vmap(lambda one: network.with_features(one, x, training=training))(experts_H)
+    return outputs
 
 
 def log_posterior(logits_RK: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def experts_in_use(usage_H: Tensor, floor: float) -> Tensor:
     return usage_H >= usage_H.max().clamp_max(floor)
 
 
-def kept_posterior(log_q_BH: Tensor, in_use_H: Tensor) -> Tensor:
+def pruned_posterior(log_q_BH: Tensor, in_use_H: Tensor) -> Tensor:
     """q'(z|y) of Algorithm 2: zero for pruned experts and renormalised over the others."""
     return log_q_BH.masked_fill(~in_use_H, -torch.inf).softmax(-1)
 
@@ -55,8 +55,8 @@ def log_gate(gate: Tensors, pooled_BF: Tensor) -> Tensor:
     return F.log_softmax(F.linear(pooled_BF, gate["weight"], gate["bias"]), dim=-1)
 
 
-def kept_gate(log_gate_BK: Tensor, expert_ids_H: Tensor, in_use_H: Tensor) -> Tensor:
-    """The gate over the experts held, renormalised over those in use; -inf for the others."""
+def pruned_gate(log_gate_BK: Tensor, expert_ids_H: Tensor, in_use_H: Tensor) -> Tensor:
+    """The gate over the client's experts, renormalised over those in use; -inf for the others."""
     return F.log_softmax(log_gate_BK[:, expert_ids_H].masked_fill(~in_use_H, -torch.inf), dim=-1)
 
 
@@ -76,9 +76,12 @@ def log_marginal(log_gate_BH: Tensor, log_likelihood_BH: Tensor) -> Tensor:
     return (log_gate_BH + log_likelihood_BH).logsumexp(-1)
 
 
-def lower_bound(log_q_BK: Tensor, kept_q_BH: Tensor, log_likelihood_BH: Tensor, log_gate_BK: Tensor) -> Tensor:
-    """Eq. 6 of each example without H(q): the experts' term takes q' of Algorithm 2, the gate's term the whole q."""
-    return (kept_q_BH * log_likelihood_BH).sum(-1) + (log_q_BK.exp() * log_gate_BK).sum(-1)
+def expected_log_joint(log_q_BK: Tensor, pruned_q_BH: Tensor, log_likelihood_BH: Tensor, log_gate_BK: Tensor) -> Tensor:
+    """Eq. 6 of each example without H(q), which would make it a lower bound: E_q[log p(y|x, z) p(z|x, s)].
+
+    The experts' term takes q' of Algorithm 2, the gate's term the whole q.
+    """
+    return (pruned_q_BH * log_likelihood_BH).sum(-1) + (log_q_BK.exp() * log_gate_BK).sum(-1)
 
 
 def entropy(log_q: Tensor) -> Tensor:

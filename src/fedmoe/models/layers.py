@@ -1,7 +1,7 @@
 """A network as a chain of layers, and a cut between two of them.
 
-A layer is what has weights: rows of layers (`nn.Sequential`, and the network itself) are opened, anything else, such as
-a residual block or an LSTM, is one layer. The order is that of declaration.
+A layer is what has weights that are trained: rows of layers (`nn.Sequential`, and the network itself) are opened,
+anything else, such as a residual block or an LSTM, is one layer. The order is that of declaration.
 """
 
 from typing import NamedTuple
@@ -13,18 +13,22 @@ from fedmoe.core_types import Tensors
 from fedmoe.models.network import Network
 
 
-class Layer(NamedTuple):
+class LayerWeights(NamedTuple):
+    """One layer, by name."""
+
     name: str
     weights: tuple[str, ...]  # their names in the network
 
 
-def layers_of(network: Network) -> list[Layer]:
+def layers_of(network: Network) -> list[LayerWeights]:
     """Layers in order. Weights that belong to no layer, such as a bare parameter of the network, are not among them."""
     names = {id(parameter): name for name, parameter in network.module.named_parameters()}
-    return [
-        Layer(name, tuple(sorted({names[id(parameter)] for parameter in layer.parameters()})))
-        for name, layer in _opened(network.module, "")
-    ]
+    layers = []
+    for name, layer in _opened(network.module, ""):
+        weights = {names[id(parameter)] for parameter in layer.parameters()} - network.frozen.keys()
+        if weights:
+            layers.append(LayerWeights(name, tuple(sorted(weights))))
+    return layers
 
 
 def _opened(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:

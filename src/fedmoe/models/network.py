@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedmoe.core_types import Tensors
 from fedmoe.errors import ConfigError, MessageError
 from fedmoe.models.dense import cohort_forward
+from fedmoe.models.fingerprint import structure_fingerprint, tensors_digest
 from fedmoe.native.build import NoKernels
 from fedmoe.native.kernel import Kernel
 from fedmoe.native.program import Program, Unsupported, program_of, without_output
@@ -28,13 +29,15 @@ BATCHING_PAYS = (
 )  # fmt: skip
 
 # The dicts in which modules hold a parameter, and its name there: several where weights are tied.
-Slots = dict[str, list[tuple[dict[str, Any], str]]]
+Places = dict[str, list[tuple[dict[str, Any], str]]]
 
 
 class Network:
     """A module without state of its own: ``network(params, x)``.
 
     Built from a factory, every `init` draws fresh weights; built from a module, its weights start every copy.
+    Parameters with ``requires_grad=False`` are no weights but constants: `frozen`, of the module as it was first built,
+    the same for everyone. They are read in every forward, never trained, and no part of what clients send.
 
     A dict of parameters is never changed by replacing a tensor in it: parameters stay in the module until another dict
     is given, so a client that takes many steps with one dict pays for the exchange once;
@@ -50,7 +53,9 @@ class Network:
         self._module = copy.deepcopy(source) if isinstance(source, nn.Module) else self._build(0)
         self._refuse_running_statistics()
         self._start = _weights(self._module)
-        self._slots = _slots(self._module)
+        self.frozen: Tensors = _constants(self._module)
+        self._refuse_nothing_to_train()
+        self._places = _places(self._module)
         self._cohort_forward = cohort_forward(self._module)
         self._installed: Tensors | None = None
         self._output_input: list[Tensor] | None = None
@@ -60,11 +65,11 @@ class Network:
 
     def __call__(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
         if self.native:
-            return self.native([params[name] for name in self.native.program.params], x)
+            return self.native(self._weights_of(self.native, params), x)
         return self.ask_module(params, x, training=training)
 
     def ask_module(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
-        """The module itself, whoever answers else: its hooks hear of it."""
+        """The module itself, also where the kernels compute everything else: its hooks are called."""
         if params is not self._installed:
             self._install(params)
         if self._module.training != training:
@@ -73,17 +78,17 @@ class Network:
         return output
 
     def go_native(self) -> None:
-        """From now on the native kernels answer."""
-        self.native = self._kernel()
-        with contextlib.suppress(Unsupported):  # a single layer has no features but its input: the module tells
+        """From now on the native kernels compute it."""
+        self.native = self._kernel(self.program)
+        with contextlib.suppress(Unsupported):  # a single layer has no features but its input: the module gives them
             program, self._output_names = without_output(self.native.program)
-            self._body = Kernel(program, [tuple(self._start[name].shape) for name in program.params])
+            self._body = self._kernel(program)
 
     @cached_property
     def obstacle(self) -> str | None:
         """Why native kernels cannot run this network on this machine, or None."""
         try:
-            self._kernel()
+            self._kernel(self.program)
         except (Unsupported, NoKernels) as error:
             return str(error)
         return None
@@ -103,8 +108,27 @@ class Network:
             raise Unsupported("the shape of its inputs is not known")
         return program_of(self._module, self.input_shape)
 
-    def _kernel(self) -> Kernel:
-        return Kernel(self.program, [tuple(self._start[name].shape) for name in self.program.params])
+    def _kernel(self, program: Program) -> Kernel:
+        everything = {**self._start, **self.frozen}
+        return Kernel(program, [tuple(everything[name].shape) for name in program.params], self.frozen)
+
+    def _weights_of(self, kernel: Kernel, params: Tensors) -> list[Tensor]:
+        self._require_own(params)
+        return [params[name] for name in kernel.trained_names]
+
+    @cached_property
+    def frozen_digest(self) -> str:
+        """Of the contents of all constants, buffers included; "" where there are none."""
+        return tensors_digest({**self.frozen, **dict(self._fresh_module().named_buffers())})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of what the module computes, apart from its weights: see `models.fingerprint`."""
+        return structure_fingerprint(self._fresh_module())
+
+    def _fresh_module(self) -> nn.Module:
+        """Never called with weights of others, so that its parameters are still its own."""
+        return copy.deepcopy(self._source) if isinstance(self._source, nn.Module) else self._build(0)
 
     @property
     def reads_cohorts(self) -> bool:
@@ -112,18 +136,20 @@ class Network:
         return self.native is not None or self._cohort_forward is not None
 
     def cohort(self, params_S: Tensors, x_SB: Tensor) -> Tensor:
-        """The answers of S clients with parameters of their own at once: (S, B, outputs)."""
+        """The scores of S clients with parameters of their own at once: (S, B, outputs)."""
         if self.native:
             return self(params_S, x_SB)
         assert self._cohort_forward is not None
-        return self._cohort_forward(params_S, x_SB)
+        frozen_S = {name: tensor.expand(len(x_SB), *tensor.shape) for name, tensor in self.frozen.items()}
+        return self._cohort_forward({**frozen_S, **params_S}, x_SB)
 
     def with_features(self, params: Tensors, x: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:
         """Scores, and the input of the output layer (B, F): what gates on an expert's own features read."""
         if self._body:
-            features = self._body([params[name] for name in self._body.program.params], x)
+            features = self._body(self._weights_of(self._body, params), x)
             weight, bias = self._output_names
-            return F.linear(features, params[weight], params[bias] if bias else None), features
+            own = {**self.frozen, **params}
+            return F.linear(features, own[weight], own[bias] if bias else None), features
         if self._output_input is None:
             self._output_input = _listen(self._output_layer)
         scores = self.ask_module(params, x, training=training)
@@ -152,7 +178,10 @@ class Network:
         name = names[id(self._output_layer)]
         if self._output_layer.bias is None:
             raise ConfigError(f"the output layer {name!r} of the {self.name} has no bias. Make it with bias=True.")
-        return f"{name}.bias" if name else "bias"
+        bias = f"{name}.bias" if name else "bias"
+        if bias in self.frozen:
+            raise ConfigError(f"{bias!r}, the output bias of the {self.name}, is frozen. Let it require a gradient.")
+        return bias
 
     @property
     def module(self) -> nn.Module:
@@ -160,25 +189,33 @@ class Network:
         return self._module
 
     def init(self, *path: int | str) -> Tensors:
-        """Fresh weights for a path such as (run seed, "expert"): the same path, the same weights."""
+        """Fresh weights, without the frozen ones, for a path such as (run seed, "expert"): same path, same weights."""
         if isinstance(self._source, nn.Module):
             return {name: tensor.clone() for name, tensor in self._start.items()}
         return _weights(self._build(derive_seed(*path)))
 
     @property
+    def fingerprint(self) -> str:
+        return ""
+
+    @property
     def num_weights(self) -> int:
+        """Of those that are trained."""
         return sum(tensor.numel() for tensor in self._start.values())
 
     def _install(self, params: Tensors) -> None:
-        if params.keys() != self._slots.keys():
-            odd = sorted(params.keys() ^ self._slots.keys())[0]
-            raise MessageError(
-                f"the {self.name} and the weights given to it differ in {odd!r}: they are of two models."
-            )
-        for name, places in self._slots.items():
+        self._require_own(params)
+        for name, places in self._places.items():
             for owner, attribute in places:
                 owner[attribute] = params[name]
         self._installed = params
+
+    def _require_own(self, params: Tensors) -> None:
+        if params.keys() != self._start.keys():
+            odd = sorted(params.keys() ^ self._start.keys())[0]
+            raise MessageError(
+                f"the {self.name} and the weights given to it differ in {odd!r}: they are of two models."
+            )
 
     @property
     def batching_pays(self) -> bool:
@@ -189,7 +226,7 @@ class Network:
         return not bare and all(isinstance(layer, BATCHING_PAYS) for layer in layers)
 
     def check_output(self, x: Tensor, num_outputs: int) -> None:
-        """Refuse a module that does not answer (B, num_outputs) for a batch of this client's inputs."""
+        """Refuse a module that does not return (B, num_outputs) for a batch of this client's inputs."""
         try:
             with torch.no_grad():
                 shape = tuple(self(self.init(0), x).shape)
@@ -210,6 +247,13 @@ class Network:
             torch.manual_seed(seed)
             return self._source()
 
+    def _refuse_nothing_to_train(self) -> None:
+        if self.frozen and not self._start:
+            raise ConfigError(
+                f"all parameters of the {self.name} are frozen (requires_grad=False), so there is nothing to train. "
+                "Let some of them require a gradient."
+            )
+
     def _refuse_running_statistics(self) -> None:
         for name, layer in self._module.named_modules():
             tracks = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
@@ -221,8 +265,12 @@ class Network:
 
 
 def _weights(module: nn.Module) -> Tensors:
-    """Copies, in the order of names: the order in which messages and files give them back."""
-    return {name: parameter.detach().clone() for name, parameter in sorted(module.named_parameters())}
+    """Copies of what is trained, in the order of names: the order in which messages and files give them back."""
+    return {name: p.detach().clone() for name, p in sorted(module.named_parameters()) if p.requires_grad}
+
+
+def _constants(module: nn.Module) -> Tensors:
+    return {name: p.detach().clone() for name, p in sorted(module.named_parameters()) if not p.requires_grad}
 
 
 def _listen(layer: nn.Module) -> list[Tensor]:
@@ -236,11 +284,12 @@ def _listen(layer: nn.Module) -> list[Tensor]:
     return heard
 
 
-def _slots(module: nn.Module) -> Slots:
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    slots: Slots = {name: [] for name in names.values()}
+def _places(module: nn.Module) -> Places:
+    """Of the parameters that are trained; the frozen ones stay where they are."""
+    names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    places: Places = {name: [] for name in names.values()}
     for part in module.modules():
         for attribute, parameter in part._parameters.items():
-            if parameter is not None:
-                slots[names[id(parameter)]].append((part._parameters, attribute))
-    return slots
+            if id(parameter) in names:
+                places[names[id(parameter)]].append((part._parameters, attribute))
+    return places

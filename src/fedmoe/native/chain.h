@@ -51,23 +51,24 @@ struct Chain {
     }
   }
 
-  // dy of the last layer is (batch, its out_stride) and is overwritten; dx (batch, in_size) may be null.
+  // dy of the last layer is (batch, its out_stride) and is overwritten; dx (batch, in_size) may be null. Layers before
+  // `lowest`, which is 0 where dx is asked for, are left out: none of their parameters is trained.
   void backward(const float* const* params, float* const* grads, const float* const* x, const Tape& tape, float* dy,
-                float* dx, const FeatureGradient& more = {}) const {
+                float* dx, int64_t lowest = 0, const FeatureGradient& more = {}) const {
     int64_t widest = 0;
     for (int64_t l = 0; l < count; l++) widest = std::max(widest, layers[l].out_stride());
     float* buffers[2] = {scratch->floats(8, tape.batch * widest), scratch->floats(9, tape.batch * widest)};
     std::vector<const float*> in(tape.batch);
-    for (int64_t l = count - 1; l >= 0; l--) {
+    for (int64_t l = count - 1; l >= lowest; l--) {
       bool first = l == 0;
       for (int64_t b = 0; b < tape.batch; b++)
         in[b] = first ? x[b] : tape.output(layers, l - 1) + b * layers[l - 1].out_stride();
-      float* down = first ? dx : buffers[l % 2];
+      float* down = first ? dx : l == lowest ? nullptr : buffers[l % 2];
       int64_t down_stride = first ? layers[0].in_size() : layers[l - 1].out_stride();
       backward_layer(layers[l], params, grads, tape.batch, in.data(), tape.output(layers, l), tape.places(layers, l), dy,
                      down, down_stride);
       dy = down;
-      for (int64_t b = 0; more.d && l == count - 1 && b < tape.batch; b++)
+      for (int64_t b = 0; down && more.d && l == count - 1 && b < tape.batch; b++)
         for (int64_t i = 0; i < layers[l].c; i++) dy[b * down_stride + i] += more.share * more.d[b * down_stride + i];
     }
   }

@@ -1,4 +1,4 @@
-"""A network's program on tensors: the native kernels as a differentiable function, and whole local training.
+"""A network's program on tensors: the native kernels as a differentiable function.
 
 Every tensor may have leading axes (clients, experts): items are computed one after another, each by itself, so its
 numbers do not depend on the others. `torch.func.vmap` adds such an axis, whatever function is being mapped.
@@ -6,7 +6,7 @@ numbers do not depend on the others. `torch.func.vmap` adds such an axis, whatev
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,19 +25,22 @@ SLACK = 32
 
 
 class Kernel:
-    """One program, bound to the compiled library."""
+    """One program, bound to the compiled library. Parameters that are constants belong to it, the others are given."""
 
-    def __init__(self, program: Program, shapes: Sequence[tuple[int, ...]]) -> None:
-        """`shapes` of the parameters, in the program's order."""
+    def __init__(
+        self, program: Program, shapes: Sequence[tuple[int, ...]], constants: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """`shapes` of all parameters, in the program's order; `constants` are the frozen ones, by name."""
         self.program, self.shapes = program, list(shapes)
         self.layers = np.array(program.layers, dtype=np.int64)
         self.sizes = np.array([math.prod(shape) for shape in shapes], dtype=np.int64)
+        self._bind_constants(constants or {})
         lib = library()
         self._forward, self._backward, self._tape_size = lib.fedmoe_forward, lib.fedmoe_backward, lib.fedmoe_tape_size
         whole, where = ctypes.c_int64, ctypes.c_void_p
         head: list[Any] = [where, whole]
         self._forward.argtypes = [*head, whole, whole, where, where, whole, where, where]
-        self._backward.argtypes = [*head, whole, whole, where, where, where, whole, where, where, where, where]
+        self._backward.argtypes = [*head, whole, whole, whole, where, where, where, whole, where, where, where, where]
         self._tape_size.argtypes = [*head, whole]
         self._channels_last = lib.fedmoe_channels_last
         self._channels_last.argtypes, self._channels_last.restype = [where, where, whole, whole, whole], None
@@ -45,20 +48,51 @@ class Kernel:
         self._forward.restype = self._backward.restype = None
         self._head = (self.layers.ctypes.data, len(self.layers))
 
+    def _bind_constants(self, constants: Mapping[str, Tensor]) -> None:
+        self.constants = {
+            name: constants[name].detach().contiguous() for name in self.program.params if name in constants
+        }
+        for name, shape in zip(self.program.params, self.shapes, strict=True):
+            if name in self.constants:
+                check_tensor(f"the frozen {name}", self.constants[name], shape)
+        trained = [j for j, name in enumerate(self.program.params) if name not in self.constants]
+        self.trained_names = [self.program.params[j] for j in trained]
+        self.trained_shapes = [self.shapes[j] for j in trained]
+        # The backward pass ends at the first layer that learns anything.
+        of_layer = [{layer.weight, layer.bias} & set(trained) for layer in self.program.layers]
+        self.first_trained = next((at for at, found in enumerate(of_layer) if found), len(of_layer))
+
     def __call__(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
         """x (..., B, *input_shape), parameters (..., *shape): scores (..., B, outputs)."""
         scores: Tensor = _apply(_Run, self, torch.is_grad_enabled(), x, *params)[0]
         return scores
 
+    def check_examples(self, x: Tensor) -> None:
+        """The kernels read without looking: refuse another shape, and words without a row in the embedding."""
+        shape = self.program.input_shape
+        if x.dim() < len(shape) or tuple(x.shape[x.dim() - len(shape) :]) != shape:
+            raise DataError(f"examples of shape {shape} are expected, but these end in {tuple(x.shape)}.")
+        if x.device.type != "cpu":
+            raise DataError(f"the native kernels read examples on the CPU, but these are on {x.device.type}.")
+        if self.program.layers[0].kind != EMBEDDING_MEAN:
+            return
+        if x.dtype.is_floating_point or x.dtype.is_complex:
+            raise DataError(f"words are numbers of rows of the embedding, but these are {x.dtype}. Give integers.")
+        rows = self.shapes[self.program.layers[0].weight][0]
+        lowest, highest = (int(word) for word in x.aminmax()) if x.numel() else (0, 0)
+        if lowest < 0 or highest >= rows:
+            raise DataError(f"words reach from {lowest} to {highest}, but the embedding has {rows} rows.")
+
+    @property
+    def pads_images(self) -> bool:
+        """Whether it reads images channels last or past their end; any other kernel reads those images as well."""
+        return self.program.layers[0].kind == CONV or self.program.channels_last
+
     def images(self, x: Tensor) -> Tensor:
         """x as the kernels read it: channels last, with some room behind. A vector stays as it is."""
-        shape = self.program.input_shape
-        if tuple(x.shape[x.dim() - len(shape) :]) != shape:
-            raise DataError(f"examples of shape {shape} are expected, but these end in {tuple(x.shape)}.")
-        if self.program.layers[0].kind == EMBEDDING_MEAN:
-            return self._words(x)
-        x = x.to(torch.float32)
-        if self.program.layers[0].kind != CONV and not self.program.channels_last:
+        self.check_examples(x)
+        x = x.to(torch.float32)  # also words: a program has at most 2^24 rows, which floats count exactly
+        if not self.pads_images:
             return x.contiguous().detach()  # a view: an autograd function may not return its own input
         once = [slice(size if stride else 1) for size, stride in zip(x.shape, x.stride(), strict=True)]
         own = x[tuple(once)].contiguous()  # what an expanded axis repeats is read once
@@ -70,21 +104,14 @@ class Kernel:
         whole = x.movedim(-3, -1).shape if self.program.channels_last else x.shape
         return made[: own.numel()].view(last).expand(whole)
 
-    def _words(self, x: Tensor) -> Tensor:
-        """Row numbers of the embedding, as floats; checked, since the kernels do not look."""
-        rows = self.shapes[self.program.layers[0].weight][0]
-        lowest, highest = (int(word) for word in x.aminmax()) if x.numel() else (0, 0)
-        if lowest < 0 or highest >= rows:
-            raise DataError(f"words reach from {lowest} to {highest}, but the embedding has {rows} rows.")
-        return x.to(torch.float32).contiguous().detach()
-
     def forward(self, x: Tensor, params: Sequence[Tensor], *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(scores, tape, images): the last two are for `backward`, and empty unless they are to be kept."""
         lead, batch = self._lead(x), x.shape[-1 - len(self.program.input_shape)]
+        self.check_params(params, lead)
         items, images = math.prod(lead), self.images(x)
         scores = torch.empty(*lead, batch, self.program.num_outputs)
         tape = torch.empty(*lead, self._tape_size(*self._head, batch) if keep else 0)
-        pointers, addresses = _addresses(images, len(lead)), self._table(params, len(lead))
+        pointers, addresses = _addresses(images, len(lead)), self._table(params, len(lead), items)
         self._forward(
             *self._head, items, batch, pointers.ctypes.data, addresses.ctypes.data, len(self.sizes),
             scores.data_ptr(), tape.data_ptr() if keep else None,
@@ -94,26 +121,56 @@ class Kernel:
     def backward(
         self, images: Tensor, tape: Tensor, d_scores: Tensor, params: Sequence[Tensor], *, input_too: bool
     ) -> tuple[Tensor, ...]:
-        """(dx or an empty tensor, gradient of each parameter)."""
+        """(dx or an empty tensor, gradient of each parameter that is no constant)."""
         lead, batch = self._lead(images), images.shape[-1 - len(self.program.input_shape)]
-        grads = [torch.empty(*lead, *shape) for shape in self.shapes]
+        self.check_params(params, lead)
+        check_tensor("the gradient by the scores", d_scores, (*lead, batch, self.program.num_outputs))
+        check_tensor("the tape", tape, (*lead, self._tape_size(*self._head, batch)))
+        grads = [torch.empty(*lead, *shape) for shape in self.trained_shapes]
         dx = torch.empty(images.shape) if input_too else torch.empty(*lead, 0)
-        tape, d_scores = tape.contiguous(), d_scores.contiguous()
-        pointers, addresses = _addresses(images, len(lead)), self._table(params, len(lead))
-        results = self._table(grads, len(lead))
+        tape, d_scores, items = tape.contiguous(), d_scores.contiguous(), math.prod(lead)
+        pointers, addresses = _addresses(images, len(lead)), self._table(params, len(lead), items)
+        unused = torch.empty(max([constant.numel() for constant in self.constants.values()], default=0))
+        results = self._table(grads, len(lead), items, constants=dict.fromkeys(self.constants, unused))
         self._backward(
-            *self._head, math.prod(lead), batch, pointers.ctypes.data, addresses.ctypes.data, self.sizes.ctypes.data,
-            len(self.sizes), tape.data_ptr(), d_scores.data_ptr(), results.ctypes.data,
-            dx.data_ptr() if input_too else None,
+            *self._head, 0 if input_too else self.first_trained, items, batch, pointers.ctypes.data,
+            addresses.ctypes.data, self.sizes.ctypes.data, len(self.sizes), tape.data_ptr(), d_scores.data_ptr(),
+            results.ctypes.data, dx.data_ptr() if input_too else None,
         )  # fmt: skip
         return (dx.movedim(-1, -3) if input_too and self.program.channels_last else dx), *grads
+
+    def check_params(self, params: Sequence[Tensor], lead: tuple[int, ...]) -> None:
+        for name, param, shape in zip(self.trained_names, params, self.trained_shapes, strict=True):
+            check_tensor(name, param, (*lead, *shape))
 
     def _lead(self, x: Tensor) -> tuple[int, ...]:
         return tuple(x.shape[: x.dim() - 1 - len(self.program.input_shape)])
 
-    def _table(self, params: Sequence[Tensor], lead: int) -> Pointers:
-        """Addresses (items, parameters)."""
-        return np.ascontiguousarray(np.stack([_addresses(tensor, lead) for tensor in params], axis=1))
+    def _table(
+        self, params: Sequence[Tensor], lead: int, items: int, constants: Mapping[str, Tensor] | None = None
+    ) -> Pointers:
+        """Addresses (items, parameters) in the program's order; constants are the same for all items."""
+        own = dict(zip(self.trained_names, params, strict=True))
+        same = self.constants if constants is None else constants
+        columns = [
+            _addresses(own[name], lead) if name in own else np.full(items, same[name].data_ptr(), dtype=np.int64)
+            for name in self.program.params
+        ]
+        return np.ascontiguousarray(np.stack(columns, axis=1))
+
+
+def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
+    """The kernels read and write memory without looking, so whatever is given to them is compared here."""
+    if tensor.dtype != dtype or tensor.shape != shape or tensor.device.type != "cpu":
+        found = f"{_label(tensor.dtype)} of shape {tuple(tensor.shape)} on {tensor.device.type}"
+        raise MessageError(
+            f"{name} is {found}, but {_label(dtype)} of shape {tuple(shape)} on cpu is expected: it is of another "
+            "model. Train and answer with weights of the model that this run was made for."
+        )
+
+
+def _label(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _addresses(tensor: Tensor, lead: int) -> Pointers:
@@ -142,11 +199,6 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(kernel: Kernel, keep: bool, x: Tensor, *params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         lead = len(kernel._lead(x))
-        for name, param, shape in zip(kernel.program.params, params, kernel.shapes, strict=True):
-            if tuple(param.shape[lead:]) != shape:
-                raise MessageError(
-                    f"{name} has shape {tuple(param.shape[lead:])}, not {shape}: it is of another model."
-                )
         return kernel.forward(x, [_dense(param, lead) for param in params], keep=keep)
 
     @staticmethod

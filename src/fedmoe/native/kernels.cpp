@@ -37,8 +37,9 @@ void fedmoe_forward(const Layer* layers, int64_t count, int64_t items, int64_t b
     }
 }
 
-// d_scores (items, batch, outputs) -> grads[item * num_params + j] and, unless null, dx (items, batch, in_size).
-void fedmoe_backward(const Layer* layers, int64_t count, int64_t items, int64_t batch, const float* const* x,
+// d_scores (items, batch, outputs) -> grads[item * num_params + j] and, unless null, dx (items, batch, in_size). Layers
+// before `lowest` have no gradients.
+void fedmoe_backward(const Layer* layers, int64_t count, int64_t lowest, int64_t items, int64_t batch, const float* const* x,
                      const float* const* params, const int64_t* param_size, int64_t num_params, const float* tape,
                      const float* d_scores, float* const* grads, float* dx) {
   static thread_local Scratch scratch;
@@ -55,14 +56,23 @@ void fedmoe_backward(const Layer* layers, int64_t count, int64_t items, int64_t 
     clear_embeddings(chain, grads + s * num_params, param_size);
     Tape here{const_cast<float*>(tape) + s * step, batch};
     chain.backward(params + s * num_params, grads + s * num_params, rows.data(), here, dy,
-                   dx ? dx + s * batch * layers[0].in_size() : nullptr);
+                   dx ? dx + s * batch * layers[0].in_size() : nullptr, lowest);
   }
 }
 
-// Local training of clients, one after another: by cross-entropy of one network or of a mixture of two, or by FedMix's
-// bound, unless that is null. Writes the sum of each client's mean losses of its batches.
-void fedmoe_train(const Net* nets, int64_t num_nets, const FedMixObjective* bound, const Client* clients, int64_t count,
-                  int64_t num_weights, const Optimizer* optimizer, double* losses) {
-  for (int64_t c = 0; c < count; c++) losses[c] = train_one(nets, num_nets, bound, clients[c], num_weights, *optimizer);
+// Local training of clients, one after another. Writes the sum of each client's mean losses of its batches. One function
+// for each objective, all with the same arguments; the last points to the objective's own settings.
+
+// Cross-entropy of one network, or of a mixture of two experts; it has no settings.
+void fedmoe_train_classifier(const Net* nets, int64_t num_nets, const Client* clients, int64_t count,
+                             int64_t num_weights, const Optimizer* optimizer, double* losses, const void*) {
+  for (int64_t c = 0; c < count; c++)
+    losses[c] = train_one(nets, num_nets, clients[c], num_weights, *optimizer, ClassifierStep{});
+}
+
+void fedmoe_train_fedmix(const Net* nets, int64_t num_nets, const Client* clients, int64_t count, int64_t num_weights,
+                         const Optimizer* optimizer, double* losses, const void* settings) {
+  FedMixStep step{*(const FedMixSettings*)settings};
+  for (int64_t c = 0; c < count; c++) losses[c] = train_one(nets, num_nets, clients[c], num_weights, *optimizer, step);
 }
 }

@@ -28,6 +28,8 @@ _NAMES = (
     "embedding mean",
 )
 
+MOST_WORDS = 2**24  # words travel to the kernels as float32, beside all other inputs
+
 Size = tuple[int, int, int]  # channels, height, width; a vector is (c, 1, 1)
 
 
@@ -196,6 +198,8 @@ class _Builder:
             raise Unsupported("it has an embedding of something else than its input, a vector of words")
         if bag.mode != "mean" or bag.padding_idx is not None or bag.max_norm is not None or bag.sparse:
             raise Unsupported("it has an EmbeddingBag with more to it than a mean")
+        if bag.num_embeddings > MOST_WORDS:
+            raise Unsupported(f"it has an EmbeddingBag of {bag.num_embeddings} rows, more than float32 counts exactly")
         at = self._parameter(bag.weight)
         self._append(Layer(EMBEDDING_MEAN, self.size[0], 1, 1, bag.embedding_dim, 1, 1, weight=at))
 

@@ -1,4 +1,8 @@
-"""Whole local training in the native kernels: many batches, forward, backward and optimizer step, in one call."""
+"""Whole local training in the native kernels: many batches, forward, backward and optimizer step, in one call.
+
+The kernels read and write memory without looking. Whoever makes a `Trainer` and a `ClientTable` has compared names,
+shapes, dtypes and ranges before: `training.native_epochs` does.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -11,7 +15,7 @@ from torch import Tensor
 from fedmoe.native.build import library
 from fedmoe.native.kernel import Kernel
 
-NUM_PLACES = 11  # pointers of `struct Client` in training.h that differ by client alone: those of `Rows`
+CLASSIFIER = "fedmoe_train_classifier"  # cross-entropy of one network, or of a mixture of two
 
 
 class OptimizerSettings(ctypes.Structure):
@@ -20,6 +24,7 @@ class OptimizerSettings(ctypes.Structure):
     _fields_: ClassVar[list[Any]] = [
         *((name, ctypes.c_double) for name in ("rate", "momentum", "beta1", "beta2", "epsilon")),
         ("adam", ctypes.c_int64),
+        ("proximal", ctypes.c_double),
     ]
 
 
@@ -28,103 +33,113 @@ class Net(ctypes.Structure):
 
     _fields_: ClassVar[list[Any]] = [
         ("layers", ctypes.c_void_p), ("count", ctypes.c_int64), ("offsets", ctypes.c_void_p),
-        ("sizes", ctypes.c_void_p), ("num_params", ctypes.c_int64),
+        ("sizes", ctypes.c_void_p), ("num_params", ctypes.c_int64), ("constants", ctypes.c_void_p),
+        ("lowest", ctypes.c_int64),
     ]  # fmt: skip
 
 
-class FedMixObjective(ctypes.Structure):
-    """`struct FedMixObjective` in fedmix_objective.h: where the parts beside the experts start, and sizes."""
+class Objective(NamedTuple):
+    """A loss with a function of its own in kernels.cpp, and what that function alone reads."""
 
-    _fields_: ClassVar[list[Any]] = [
-        *((name, ctypes.c_int64) for name in ("posterior", "gate_weight", "gate_bias")),
-        *((name, ctypes.c_int64) for name in ("num_values", "num_experts", "num_features")),
-        ("damping", ctypes.c_double),
-    ]
+    function: str
+    settings: ctypes.Structure | None = None
+    inputs: tuple[Tensor | None, ...] = ()  # (S, ...), in the order of the function's struct of inputs
 
 
 class Trainer:
-    """One network by cross-entropy; a mixture of two: (first, gate), or (first, gate, second); or FedMix's experts."""
+    """The networks that a client trains together, by one objective and one optimizer."""
 
     def __init__(
         self,
         kernels: Sequence[Kernel],
         offsets: Sequence[NDArray[np.int64]],
         optimizer: OptimizerSettings,
-        bound: FedMixObjective | None = None,
+        function: str = CLASSIFIER,
     ) -> None:
-        """`offsets`: where the parameters of each network start in a client's flat vector."""
-        self._kernels, self._offsets = list(kernels), list(offsets)  # kept still_training for `_nets`
-        self._optimizer, self._bound = optimizer, bound
-        self._nets = (Net * len(self._kernels))(
+        """`offsets`: where the parameters of each network start in a client's flat vector; -1 for a constant."""
+        constants = [_constants(kernel) for kernel in kernels]
+        self._referenced = (list(kernels), list(offsets), constants)  # `_nets` points into them
+        self._optimizer, self._num_nets = optimizer, len(kernels)
+        self._nets = (Net * len(kernels))(
             *(
-                Net(kernel.layers.ctypes.data, len(kernel.layers), at.ctypes.data, kernel.sizes.ctypes.data, len(at))
-                for kernel, at in zip(self._kernels, self._offsets, strict=True)
+                Net(
+                    kernel.layers.ctypes.data, len(kernel.layers), at.ctypes.data, kernel.sizes.ctypes.data, len(at),
+                    fixed.ctypes.data, kernel.first_trained,
+                )
+                for kernel, at, fixed in zip(kernels, offsets, constants, strict=True)
             )
-        )
-        self._train = library().fedmoe_train
+        )  # fmt: skip
+        self._train = getattr(library(), function)
         whole, where = ctypes.c_int64, ctypes.c_void_p
-        self._train.argtypes = [where, whole, where, where, whole, whole, where, where]
+        self._train.argtypes = [where, whole, where, whole, whole, where, where, where]
         self._train.restype = None
 
-    def run(self, rows: "Rows", clients: Sequence["Steps"]) -> list[float]:
-        """Train clients in place on their weights and slots: for each the sum of its batches' mean losses."""
+    def run(self, table: "ClientTable", clients: Sequence["Steps"]) -> list[float]:
+        """Train clients in place on their weights and optimizer state: the sum of each one's mean batch losses."""
         places, orders, ends, steps_before = zip(*clients, strict=True)
-        tasks = np.empty((len(clients), NUM_PLACES + 4), dtype=np.int64)  # of `struct Client` in training.h
-        tasks[:, :NUM_PLACES] = rows.starts + np.array(places)[:, None] * rows.steps
-        tasks[:, NUM_PLACES] = [order.data_ptr() for order in orders]
-        tasks[:, NUM_PLACES + 1] = [end.data_ptr() for end in ends]
-        tasks[:, NUM_PLACES + 2] = [end.shape[0] for end in ends]
-        tasks[:, NUM_PLACES + 3] = steps_before
+        width = len(table.starts)
+        tasks = np.empty((len(clients), width + 4), dtype=np.int64)  # of `struct Client` in training.h
+        tasks[:, :width] = table.starts + np.array(places)[:, None] * table.steps
+        tasks[:, width] = [order.data_ptr() for order in orders]
+        tasks[:, width + 1] = [end.data_ptr() for end in ends]
+        tasks[:, width + 2] = [end.shape[0] for end in ends]
+        tasks[:, width + 3] = steps_before
         losses = np.empty(len(clients))
+        settings = table.objective.settings
         self._train(
-            self._nets, len(self._kernels), ctypes.byref(self._bound) if self._bound else None, tasks.ctypes.data,
-            len(clients), rows.num_weights, ctypes.byref(self._optimizer), losses.ctypes.data,
+            self._nets, self._num_nets, tasks.ctypes.data, len(clients), table.num_weights,
+            ctypes.byref(self._optimizer), losses.ctypes.data, ctypes.byref(settings) if settings else None,
         )  # fmt: skip
-        told: list[float] = losses.tolist()
-        return told
+        sums: list[float] = losses.tolist()
+        return sums
+
+
+def _constants(kernel: Kernel) -> NDArray[np.int64]:
+    """Addresses of the frozen parameters, 0 for the others."""
+    frozen = kernel.constants
+    return np.array([frozen[n].data_ptr() if n in frozen else 0 for n in kernel.program.params], dtype=np.int64)
 
 
 class Steps(NamedTuple):
     """What a client does in a call."""
 
-    s: int  # its place in `Rows`
+    s: int  # its place in the cohort
     order: Tensor  # the rows of all batches
     ends: Tensor  # where each batch ends in `order`
     steps_before: int
 
 
-class FedMixInputs(NamedTuple):
-    """What the clients of a cohort know of FedMix's experts; the letters of `models.expert_mixture`."""
+class ClientTensors(NamedTuple):
+    """What the kernels find of each client, (S, ...): the first pointers of `struct Client` in training.h."""
 
-    condition_SN: Tensor  # of each example: which row of q
-    expert_ids_SH: Tensor
-    in_use_SH: Tensor  # bool
-    shares_SR: Tensor
-    usage_SK: Tensor | None = None  # q(z|s) where every client has its own: moved in place, by its closed form
+    images: Tensor
+    y: Tensor
+    second: Tensor | None  # (S, N): a frozen second expert's log-probability at each label
+    logit_offset: Tensor | None  # (S, C): added to the first network's scores
+    flat: Tensor  # (S, P)
+    mean: Tensor | None  # optimizer state, (S, P) each
+    square: Tensor | None
+    anchor: Tensor | None  # (S, P): where the proximal term pulls to
+    gradient_offset: Tensor | None  # (S, P)
 
 
-class Rows:
-    """The data and weights of a cohort, client by client, where the kernels find them.
+class ClientTable:
+    """Where the tensors of a cohort lie: addresses of the first client, and bytes from client to client."""
 
-    `given_SN`: the frozen second expert's log-probability at the label of each row, where there is one.
-    """
+    def __init__(self, tensors: ClientTensors, objective: Objective) -> None:
+        self.tensors, self.objective = tensors, objective  # `starts` points into them
+        self.num_weights = tensors.flat.shape[1]
+        self._inputs = _input_addresses(objective.inputs, len(tensors.flat)) if objective.inputs else None
+        of_inputs = (0, 0) if self._inputs is None else (self._inputs.ctypes.data, self._inputs.strides[0])
+        places = [*map(_place, tensors), of_inputs]
+        self.starts, self.steps = np.array(places).T
 
-    def __init__(
-        self,
-        images_SN: Tensor,
-        y_SN: Tensor,
-        flat_SP: Tensor,
-        slots: Sequence[Tensor],
-        given_SN: Tensor | None = None,
-        holding: FedMixInputs | None = None,
-    ) -> None:
-        mean, square = [*slots, None, None][:2]
-        held = holding or [None] * len(FedMixInputs._fields)
-        tensors = (images_SN, y_SN, given_SN, flat_SP, mean, square, *held)
-        self._tensors = tensors  # kept still_training: `starts` points into them
-        self.num_weights = flat_SP.shape[1]
-        places = [
-            (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
-            for tensor in tensors
-        ]
-        self.starts, self.steps = np.array(places).T  # addresses of the first client; bytes from client to client
+
+def _place(tensor: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0) * tensor.element_size())
+
+
+def _input_addresses(inputs: tuple[Tensor | None, ...], clients: int) -> NDArray[np.int64]:
+    """(S, inputs): for each client the struct of pointers that the objective's function reads."""
+    starts, steps = np.array([*map(_place, inputs)]).T
+    return np.ascontiguousarray(starts + np.arange(clients)[:, None] * steps)

@@ -1,7 +1,7 @@
 // Whole local training of one client: batches, forward, loss, backward and optimizer step.
 #pragma once
-#include "fedmix_objective.h"
 #include "chain.h"
+#include "fedmix_objective.h"
 #include "losses.h"
 
 namespace fedmoe {
@@ -9,6 +9,7 @@ namespace fedmoe {
 struct Optimizer {
   double rate, momentum, beta1, beta2, epsilon;
   int64_t adam;
+  double proximal;  // strength of the pull towards a client's anchor
 };
 
 static void descend(const Optimizer& o, float* p, const float* g, float* mean, float* square, int64_t n, int64_t step) {
@@ -27,24 +28,29 @@ static void descend(const Optimizer& o, float* p, const float* g, float* mean, f
   }
 }
 
-// One network among those that a client trains together: its parameters start at `offsets` of the flat vector.
+// One network among those that a client trains together: its parameters start at `offsets` of the flat vector. Where an
+// offset is negative, the parameter is frozen: a constant, the same for all clients, without a gradient.
 struct Net {
   const Layer* layers;
   int64_t count;
   const int64_t* offsets;
   const int64_t* sizes;
   int64_t num_params;
+  const float* const* constants;
+  int64_t lowest;  // the first layer with a parameter that is trained
 };
 
-// One client's part in a call. `flat` (P) and the optimizer's slots are changed in place; `order` holds the row numbers of
-// all batches, `ends` where each batch ends in it; `given` is the frozen second expert's log-probability at each row's
-// label, where there is one.
+// One client's part in a call. `flat` (P) and the optimizer's state are changed in place; `order` holds the row numbers of
+// all batches, `ends` where each batch ends in it.
 struct Client {
   const float* x;
   const int64_t* y;
-  const float* given;
+  const float* second;        // the frozen second expert's log-probability at each row's label; else null
+  const float* logit_offset;  // (classes), added to the first network's scores; or null
   float *flat, *mean, *square;
-  FedMixInputs holding;  // of a client that trains a bound
+  const float* anchor;           // (P): the gradient of proximal / 2 |flat - anchor|^2 is added; or null
+  const float* gradient_offset;  // (P), added to every gradient; or null
+  const void* inputs;            // what the objective alone reads
   const int64_t *order, *ends;
   int64_t steps, steps_before;
 };
@@ -59,11 +65,13 @@ struct Member {
   Tape tape{};
   float* scores = nullptr;  // (batch, stride()); their gradients, once the loss is known
 
-  Member(const Net& net, int which, const float* flat, float* gradient, Scratch& scratch)
+  // `unused` has room for the gradient of any frozen parameter: nobody reads it.
+  Member(const Net& net, int which, const float* flat, float* gradient, float* unused, Scratch& scratch)
       : net(net), chain{net.layers, net.count, &scratch}, which(which) {
     for (int64_t j = 0; j < net.num_params; j++) {
-      params.push_back(flat + net.offsets[j]);
-      grads.push_back(gradient + net.offsets[j]);
+      bool frozen = net.offsets[j] < 0;
+      params.push_back(frozen ? net.constants[j] : flat + net.offsets[j]);
+      grads.push_back(frozen ? unused : gradient + net.offsets[j]);
     }
   }
   const Layer& last() const { return net.layers[net.count - 1]; }
@@ -79,66 +87,99 @@ struct Member {
   }
   void backward(const std::vector<const float*>& rows, const FeatureGradient& more = {}) {
     clear_embeddings(chain, grads.data(), net.sizes);
-    chain.backward(params.data(), grads.data(), rows.data(), tape, scores, nullptr, more);
+    chain.backward(params.data(), grads.data(), rows.data(), tape, scores, nullptr, net.lowest, more);
   }
-  void stand_still() {
+  void zero_gradient() {
     for (int64_t j = 0; j < net.num_params; j++) memset(grads[j], 0, net.sizes[j] * sizeof(float));
   }
 };
 
+// What a step works on: the batch's row numbers, where its examples are, and where the gradient goes.
+struct Batch {
+  const int64_t* order;
+  const std::vector<const float*>& rows;
+  float* gradient;
+  Scratch& scratch;
+};
+
 // Cross-entropy of one network, or a mixture of two, over a batch.
-static double plain_step(std::vector<Member>& nets, const Client& client, const int64_t* order,
-                         const std::vector<const float*>& rows) {
-  int64_t batch = rows.size(), classes = nets[0].last().out_size();
-  std::vector<float*> scores(nets.size());
-  for (Member& net : nets) net.forward(rows);
-  double loss = 0;
-  for (int64_t b = 0; b < batch; b++) {
-    for (size_t m = 0; m < nets.size(); m++) scores[m] = nets[m].scores + b * nets[m].stride();
-    const float* given = client.given ? client.given + order[b] : nullptr;
-    loss += nets.size() == 1 ? cross_entropy(scores.data(), classes, client.y[order[b]], 1.f / batch)
-                             : mixture(scores.data(), classes, client.y[order[b]], given, 1.f / batch);
+struct ClassifierStep {
+  double operator()(std::vector<Member>& nets, const Client& client, const Batch& at) const {
+    int64_t batch = at.rows.size(), classes = nets[0].last().out_size();
+    std::vector<float*> scores(nets.size());
+    for (Member& net : nets) net.forward(at.rows);
+    double loss = 0;
+    for (int64_t b = 0; b < batch; b++) {
+      for (size_t m = 0; m < nets.size(); m++) scores[m] = nets[m].scores + b * nets[m].stride();
+      for (int64_t c = 0; client.logit_offset && c < classes; c++) scores[0][c] += client.logit_offset[c];
+      const float* second = client.second ? client.second + at.order[b] : nullptr;
+      loss += nets.size() == 1 ? cross_entropy(scores.data(), classes, client.y[at.order[b]], 1.f / batch)
+                               : mixture(scores.data(), classes, client.y[at.order[b]], second, 1.f / batch);
+    }
+    for (Member& net : nets) net.backward(at.rows);
+    return loss / batch;
   }
-  for (Member& net : nets) net.backward(rows);
-  return loss / batch;
+};
+
+// FedMix's experts, gate and q together over a batch; a pruned expert is neither computed nor trained.
+struct FedMixStep {
+  const FedMixSettings& settings;
+
+  double operator()(std::vector<Member>& experts, const Client& client, const Batch& at) const {
+    const FedMixInputs& inputs = *(const FedMixInputs*)client.inputs;
+    const Layer &last = experts[0].last(), &before = experts[0].net.layers[experts[0].net.count - 2];
+    ExpertOutputs outputs{(int64_t)experts.size(), (int64_t)at.rows.size(), last.out_size(), {}, {},
+                          last.out_stride(), before.out_stride()};
+    for (size_t h = 0; h < experts.size(); h++) {
+      if (inputs.in_use[h]) experts[h].forward(at.rows);
+      outputs.scores.push_back(experts[h].scores);
+      outputs.features.push_back(inputs.in_use[h] ? experts[h].features() : nullptr);
+    }
+    Posterior posterior(client.flat, settings, inputs, outputs.H);
+    float* d_pooled = at.scratch.floats(15, outputs.B * outputs.feature_stride);
+    double loss = fedmix_gradient(settings, inputs, posterior, outputs, at.order, client.y, client.flat, at.gradient,
+                                  d_pooled, at.scratch);
+    for (size_t h = 0; h < experts.size(); h++) {
+      if (inputs.in_use[h]) experts[h].backward(at.rows, {d_pooled, posterior.pooling[h]});
+      else experts[h].zero_gradient();
+    }
+    return loss;
+  }
+};
+
+// The pull towards the anchor, and the constant. Neither is part of the loss that is reported.
+static void correct_gradient(const Client& client, double proximal, float* gradient, int64_t n) {
+  float strength = proximal;
+  if (client.anchor)
+    for (int64_t i = 0; i < n; i++) gradient[i] += strength * (client.flat[i] - client.anchor[i]);
+  if (client.gradient_offset)
+    for (int64_t i = 0; i < n; i++) gradient[i] += client.gradient_offset[i];
 }
 
-// FedMix's experts, gate and q together over a batch; an expert that is not in use neither answers nor learns.
-static double bound_step(const FedMixObjective& at, std::vector<Member>& experts, const Client& client, const int64_t* order,
-                         const std::vector<const float*>& rows, float* gradient, Scratch& scratch) {
-  const Layer &last = experts[0].last(), &before = experts[0].net.layers[experts[0].net.count - 2];
-  Answers answers{(int64_t)experts.size(), (int64_t)rows.size(), last.out_size(), {}, {}, last.out_stride(),
-                  before.out_stride()};
-  for (size_t h = 0; h < experts.size(); h++) {
-    if (client.holding.in_use[h]) experts[h].forward(rows);
-    answers.scores.push_back(experts[h].scores);
-    answers.features.push_back(client.holding.in_use[h] ? experts[h].features() : nullptr);
-  }
-  Posterior posterior(client.flat, at, client.holding, answers.H);
-  float* d_pooled = scratch.floats(15, answers.B * answers.feature_stride);
-  double loss = bound_gradient(at, client.holding, posterior, answers, order, client.y, client.flat, gradient, d_pooled,
-                               scratch);
-  for (size_t h = 0; h < experts.size(); h++) {
-    if (client.holding.in_use[h]) experts[h].backward(rows, {d_pooled, posterior.pooling[h]});
-    else experts[h].stand_still();
-  }
-  return loss;
+static int64_t largest_constant(const Net* nets, int64_t num_nets) {
+  int64_t largest = 0;
+  for (int64_t m = 0; m < num_nets; m++)
+    for (int64_t j = 0; j < nets[m].num_params; j++)
+      if (nets[m].offsets[j] < 0) largest = std::max(largest, nets[m].sizes[j]);
+  return largest;
 }
 
-static double train_one(const Net* nets, int64_t num_nets, const FedMixObjective* bound, const Client& client, int64_t num_weights,
-                        const Optimizer& optimizer) {
+template <class Step>
+double train_one(const Net* nets, int64_t num_nets, const Client& client, int64_t num_weights,
+                 const Optimizer& optimizer, const Step& loss_of) {
   static thread_local Scratch scratch;
-  float* gradient = scratch.floats(10, num_weights);
+  float* gradient = scratch.floats(10, num_weights + largest_constant(nets, num_nets));
   std::vector<Member> members;
-  for (int64_t m = 0; m < num_nets; m++) members.emplace_back(nets[m], m, client.flat, gradient, scratch);
+  for (int64_t m = 0; m < num_nets; m++)
+    members.emplace_back(nets[m], m, client.flat, gradient, gradient + num_weights, scratch);
   std::vector<const float*> rows;
   double total = 0;
   for (int64_t step = 0, begin = 0; step < client.steps; begin = client.ends[step++]) {
     const int64_t* order = client.order + begin;
     rows.resize(client.ends[step] - begin);
     for (size_t b = 0; b < rows.size(); b++) rows[b] = client.x + order[b] * nets[0].layers[0].in_size();
-    total += bound ? bound_step(*bound, members, client, order, rows, gradient, scratch)
-                   : plain_step(members, client, order, rows);
+    total += loss_of(members, client, Batch{order, rows, gradient, scratch});
+    correct_gradient(client, optimizer.proximal, gradient, num_weights);
     descend(optimizer, client.flat, gradient, client.mean, client.square, num_weights, client.steps_before + step + 1);
   }
   return total;

@@ -1,66 +1,147 @@
-"""Checkpoints of the server: named tensors and a JSON note in one safetensors file, with a digest of the whole.
+"""Checkpoints of the server: named tensors and a JSON note in one safetensors file that any reader of the format opens.
 
-The newest valid one is resumed from. Two are kept, so that a damaged file costs rounds and not the run.
+Its metadata name the run and the round, and begin with a digest of every other byte of the file. The newest usable one
+is resumed from. Two are kept, so that a damaged file costs rounds and not the run; what cannot be used is set aside
+under another name, so that it neither counts as the newest nor is deleted.
 """
 
 import hashlib
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fedmoe import trees
 from fedmoe.core_types import Tree
-from fedmoe.encoding import decode_tensors
-from fedmoe.storage.files import write_atomically
-
-T = TypeVar("T")
+from fedmoe.encoding import Bytes, decode_tensors, encode_tensors
+from fedmoe.errors import MessageError, RunError
+from fedmoe.storage.files import read_bytes, unwritable, write_atomically
 
 KEPT = 2
-DIGEST_SIZE = 16
+NAME = re.compile(r"round-(\d{8,})\.safetensors")
+BEFORE_DIGEST = b'{"__metadata__":{"digest":"'
+DIGEST_SIZE = 32  # bytes; written in hexadecimal
+DIGEST = slice(8 + len(BEFORE_DIGEST), 8 + len(BEFORE_DIGEST) + 2 * DIGEST_SIZE)
 
 
 class Checkpoint(NamedTuple):
+    """`note` is whatever JSON the run needs beside the server's state to go on."""
+
     round: int
     server: Any
     note: dict[str, Any]
 
 
-def save_checkpoint(folder: Path, round_number: int, server: Tree, note: dict[str, Any]) -> None:
-    body = trees.to_bytes(server, {"note": json.dumps(note), "round": str(round_number)})
-    digest = hashlib.blake2b(body, digest_size=DIGEST_SIZE).digest()
-    write_atomically(_path(folder, round_number), digest + body)
-    for old in _newest_first(folder)[KEPT:]:
-        old.unlink()
+def anything(_checkpoint: Checkpoint) -> str | None:
+    """No further condition on a checkpoint."""
+    return None
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, run_id: str) -> None:
+    write_atomically(_path(folder, checkpoint.round), _encode(checkpoint, run_id))
+    for old in [path for path in _newest_first(folder) if not path.is_dir()][KEPT:]:
+        try:
+            old.unlink()
+        except OSError as error:
+            raise unwritable(old, error) from error
 
 
 def oldest_round(folder: Path) -> int:
     """The earliest round that a resume may still start from: a damaged newest file falls back on the one before."""
-    return int(_newest_first(folder)[-1].stem.removeprefix("round-"))
+    return _round_of(_newest_first(folder)[-1])
 
 
-def load_newest(folder: Path, server_type: type[T]) -> tuple[Checkpoint | None, list[str]]:
-    """The newest valid checkpoint, and a sentence for each newer file that had to be passed over."""
-    passed_over = []
+def load_newest(
+    folder: Path, server_type: type[Tree], run_id: str, usable: Callable[[Checkpoint], str | None] = anything
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest usable checkpoint, and a sentence for each newer file that was passed over and set aside.
+
+    `usable` returns the reason why a checkpoint that is whole cannot be used after all, or None.
+    """
+    _refuse_earlier_format(folder)
+    passed_over: list[tuple[Path, str]] = []
     for path in _newest_first(folder):
-        content = path.read_bytes()
-        digest, body = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
-        if hashlib.blake2b(body, digest_size=DIGEST_SIZE).digest() != digest:
-            passed_over.append(f"{path.name} is damaged or cut short ({len(content)} bytes): using the one before it.")
-            continue
-        return _read(body, server_type), passed_over
-    return None, passed_over
+        found = _read(path, server_type, run_id)
+        reason = found if isinstance(found, str) else usable(found)
+        if isinstance(found, Checkpoint) and reason is None:
+            return found, [f"{_set_aside(one, why)}: using {path.name} before it." for one, why in passed_over]
+        passed_over.append((path, str(reason)))
+    notes = [f"{_set_aside(path, reason)}." for path, reason in passed_over]
+    return None, [*notes, "no checkpoint is usable: starting again from round 0."] if notes else []
 
 
-def _read(body: bytes, server_type: type[T]) -> Checkpoint:
-    length = int.from_bytes(body[:8], "little")
-    meta = json.loads(body[8 : 8 + length])["__metadata__"]
-    server = trees.from_named(server_type, decode_tensors(body))
-    return Checkpoint(int(meta["round"]), server, json.loads(meta["note"]))
+def _encode(checkpoint: Checkpoint, run_id: str) -> bytearray:
+    metadata = {
+        "digest": "0" * 2 * DIGEST_SIZE,
+        "run_id": run_id,
+        "round": str(checkpoint.round),
+        "note": json.dumps(checkpoint.note),
+    }
+    content = bytearray().join(encode_tensors(trees.to_named(checkpoint.server), metadata))
+    content[DIGEST] = _digest(content)
+    return content
+
+
+def _digest(content: Bytes) -> bytes:
+    """Of all bytes of a file but the digest itself."""
+    view = memoryview(content)
+    running = hashlib.blake2b(view[: DIGEST.start], digest_size=DIGEST_SIZE)
+    running.update(view[DIGEST.stop :])
+    return running.hexdigest().encode()
+
+
+def _read(path: Path, server_type: type[Tree], run_id: str) -> Checkpoint | str:
+    """The checkpoint, or why it is none of this run's."""
+    if path.is_dir():
+        return "is a folder and not a file"
+    content = memoryview(bytearray(read_bytes(path)))
+    if content[8 : DIGEST.start] != BEFORE_DIGEST or content[DIGEST] != _digest(content):
+        return f"is damaged or cut short ({len(content)} bytes)"
+    header = bytes(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    metadata = json.loads(header)["__metadata__"]
+    if metadata["run_id"] != run_id:
+        return f"belongs to another run ({metadata['run_id']}, and this is {run_id})"
+    if int(metadata["round"]) != _round_of(path):
+        return f"holds round {metadata['round']} under another name"
+    try:
+        server = trees.from_named(server_type, decode_tensors(content))
+    except MessageError as error:
+        raise RunError(
+            f"{path} does not fit this algorithm: {error} Finish the run with the version of fedmoe that began it, or "
+            "choose another run directory (--dir)."
+        ) from error
+    return Checkpoint(int(metadata["round"]), server, json.loads(metadata["note"]))
+
+
+def _set_aside(path: Path, reason: str) -> str:
+    aside = path.with_name(f"{path.name}.set-aside")
+    number = 2
+    while aside.exists():
+        aside = path.with_name(f"{path.name}.{number}.set-aside")
+        number += 1
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise unwritable(aside, error) from error
+    return f"{path.name} {reason} and is set aside as {aside.name}"
+
+
+def _refuse_earlier_format(folder: Path) -> None:
+    if old := sorted(folder.glob("round-*.ckpt")):
+        raise RunError(
+            f"{old[-1]} was written by an earlier version of fedmoe, whose checkpoints this one does not read. Finish "
+            "the run with that version, or choose another run directory (--dir)."
+        )
 
 
 def _path(folder: Path, round_number: int) -> Path:
-    return folder / f"round-{round_number:08d}.ckpt"
+    return folder / f"round-{round_number:08d}.safetensors"
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*.ckpt"), reverse=True)
+    return sorted((path for path in folder.glob("round-*") if NAME.fullmatch(path.name)), key=_round_of, reverse=True)
+
+
+def _round_of(path: Path) -> int:
+    return int(path.name.removeprefix("round-").removesuffix(".safetensors"))

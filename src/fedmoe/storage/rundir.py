@@ -1,8 +1,10 @@
-"""A run on disk: config, split, metrics, manifest, checkpoints, private states, results."""
+"""A run on disk: config, split, metrics, manifest, checkpoints, private states, results. For its owner's eyes only."""
 
 import fcntl
 import json
 import os
+import re
+import secrets
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +14,39 @@ from typing import Any
 import tomli_w
 
 from fedmoe.errors import RunError
-from fedmoe.storage.files import unwritable, write_atomically
+from fedmoe.storage.files import (
+    FOLDER_MODE,
+    explained,
+    make_private_folder,
+    open_private,
+    read_bytes,
+    write_atomically,
+)
+from fedmoe.storage.metrics import MetricsFile
 
 # Where and how fast a run is computed does not make it another run.
-FREE_TO_CHANGE = ("name", "engine.workers", "data.folder", "versions", "compare", "schedule.checkpoint_every")
+FREE_TO_CHANGE = (
+    "name", "engine.workers", "data.folder", "compare", "schedule.checkpoint_every",
+    "recorded.versions", "recorded.run_id",
+)  # fmt: skip
+
+_locks: set[int] = set()  # descriptors of this process
+
+
+def _close_inherited_locks() -> None:
+    """A lock lasts as long as anybody has it open: a worker must not hold its parent's."""
+    for descriptor in _locks:
+        os.close(descriptor)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config = path / "config.toml"
         self.checkpoints = path / "checkpoints"
         self.private_store = path / "clients" / "private.sqlite"
         self.split = path / "split.safetensors"
@@ -28,82 +54,104 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
         self.results = path / "results.json"
         self.report = path / "report.html"
+        self._events = MetricsFile(self.metrics)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """One process at a time: two would overwrite each other's checkpoints."""
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self.private_store.parent.mkdir(exist_ok=True)
-            self.private_store.parent.chmod(0o700)
-            lock = (self.path / ".lock").open("w")
+            for folder in (self.checkpoints, self.private_store.parent):
+                make_private_folder(folder)
+                folder.chmod(FOLDER_MODE)
+            lock = open_private(self.path / ".lock", os.O_RDWR)
         except OSError as error:
-            raise RunError(f"{self.path} cannot be a run directory: {error.strerror}. Choose another.") from error
-        with lock:
+            reason, remedy = explained(error)
+            where = error.filename or self.path
+            raise RunError(
+                f"{self.path} cannot be a run directory: {where}: {reason}. Choose another, or {remedy}."
+            ) from error
+        _locks.add(lock)
+        try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise RunError(f"{self.path} is in use by another process. Wait for it, or choose another.") from None
             yield
+            self._events.sync()
+        finally:
+            if lock in _locks:
+                _locks.remove(lock)
+                fcntl.flock(lock, fcntl.LOCK_UN)  # at once, even if a process forked just now has yet to close its copy
+                os.close(lock)
 
-    def claim(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Write the config of a new run, or check that the run here has the same one; returns what is recorded."""
-        path = self.path / "config.toml"
-        if not path.exists():
-            write_atomically(path, tomli_w.dumps(_without_none(config)).encode())
-            return config
+    def record_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Write the config of a new run, or check that the run here has the same one; returns what is recorded.
+
+        The table `recorded` holds what no user sets: versions, digests of data and modules, and the run's id, which is
+        drawn here and binds checkpoints and private states to this folder.
+        """
+        new = _without_none(config)
         try:
-            recorded = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RunError(f"{path} cannot be read: {error}. Restore it, or choose another run directory.") from error
-        old, new = _flat(recorded), _flat(_without_none(config))
-        for key in sorted({*old, *new}):
-            free = any(key == name or key.startswith(name + ".") for name in FREE_TO_CHANGE)
-            if not free and old.get(key) != new.get(key) and not (key == "engine.backend" and new.get(key) == "auto"):
+            recorded = self.read_config()
+        except FileNotFoundError:
+            made = {**new, "recorded": {**new.get("recorded", {}), "run_id": secrets.token_hex(16)}}
+            write_atomically(self.config, tomli_w.dumps(made).encode())
+            return made
+        for key, old, asked in _differences(recorded, new):
+            if not (key == "engine.backend" and asked == "auto"):
                 raise RunError(
-                    f"{self.path} belongs to another run: {key} is {old.get(key)!r} there and {new.get(key)!r} here. "
+                    f"{self.path} belongs to another run: {key} is {old!r} there and {asked!r} here. "
                     "Use another directory (--dir), or delete that one."
                 )
         return recorded
 
-    def append_metrics(self, events: list[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(event) + "\n" for event in events)
+    def read_config(self) -> dict[str, Any]:
+        """What `record_config` wrote. Raises FileNotFoundError where no run is."""
         try:
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(lines)
-        except OSError as error:
-            raise unwritable(self.metrics, error) from error
+            table = tomllib.loads(read_bytes(self.config).decode())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RunError(
+                f"{self.config} cannot be read: {error}. Restore it, or choose another run directory."
+            ) from error
+        recorded = table.get("recorded")
+        run_id = recorded.get("run_id") if isinstance(recorded, dict) else None
+        if not isinstance(run_id, str) or not re.fullmatch("[0-9a-f]{32}", run_id):
+            raise RunError(
+                f"{self.config} names no run (recorded.run_id is {run_id!r}): it was altered, or written by an earlier "
+                "version of fedmoe. Restore it, or use another directory (--dir)."
+            )
+        return table
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """Up to the first line that is not whole: a killed process or a power cut may leave a damaged tail."""
-        events: list[dict[str, Any]] = []
-        for line in self.metrics.read_bytes().split(b"\n")[:-1] if self.metrics.exists() else []:
-            try:
-                events.append(json.loads(line))
-            except ValueError:
-                break
-        return events
+    def append_metrics(self, events: list[dict[str, Any]]) -> None:
+        """One write, however many events; on disk for good with the next `metrics_state` or when the run ends."""
+        self._events.append(events)
 
-    def forget_metrics_after(self, round_number: int, last_round: int) -> list[dict[str, Any]]:
-        """Drop events that a resumed run will make again, as the end of the curve; returns the others."""
-        again = {"round": round_number, "curve": min(round_number, last_round - 1)}
-        kept = [event for event in self.read_metrics() if event.get("round", 0) <= again.get(event["event"], -1)]
-        write_atomically(self.metrics, "".join(json.dumps(event) + "\n" for event in kept).encode())
-        return kept
+    def read_metrics(self, length: int | None = None) -> list[dict[str, Any]]:
+        """All events that are whole, or those of the first `length` bytes, which a checkpoint vouches for."""
+        return self._events.read(length)
+
+    def metrics_state(self) -> tuple[int, str]:
+        """(length, digest) of the metrics so far, for the note of a checkpoint."""
+        return self._events.state()
+
+    def check_metrics(self, length: int, digest: str) -> str | None:
+        """Why the metrics are not those that a checkpoint relied on, or None."""
+        return self._events.check(length, digest)
+
+    def truncate_metrics(self, length: int) -> None:
+        """Back to the length that a checkpoint names; 0 for a run that starts."""
+        self._events.truncate(length)
 
     def write_json(self, path: Path, value: Any) -> None:
         write_atomically(path, json.dumps(value, indent=1).encode())
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    path = folder / "results.json"
-    try:
-        results: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise RunError(f"{folder} holds no finished run ({path.name} is missing). Run it to its end first.") from None
-    except ValueError as error:
-        raise RunError(f"{path} cannot be read: {error}.") from error
-    return results
+def _differences(recorded: dict[str, Any], asked: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    old, new = _flat(recorded), _flat(asked)
+    for key in sorted({*old, *new}):
+        free = any(key == name or key.startswith(name + ".") for name in FREE_TO_CHANGE)
+        if not free and old.get(key) != new.get(key):
+            yield key, old.get(key), new.get(key)
 
 
 def _without_none(value: Any) -> Any:

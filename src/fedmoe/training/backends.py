@@ -1,16 +1,19 @@
-"""Which way to train: a plain rule from the models and the machine, never a race."""
+"""Which backend trains: a plain rule from the models and the machine, never a race."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from fedmoe.models.network import Network
-from fedmoe.training.inference import Backend
+from fedmoe.native.build import library_note
+
+Backend = Literal["native", "batched", "sequential"]
 
 # Weights of dense networks up to which a client's round, some ten batches, lasts about as long as a message: 0.1 ms.
 LIGHT = 20_000
 
 
 def choose_backend(networks: Sequence[Network]) -> Backend:
-    """Native where kernels know every network; else stacked where every layer batches well on a CPU, else looped."""
+    """Native where kernels know every network, batched where every layer batches well on a CPU, else sequential."""
     if not any(network.obstacle for network in networks):
         return "native"
     return "batched" if all(network.batching_pays for network in networks) else "sequential"
@@ -33,11 +36,17 @@ def cohort_size(networks: Sequence[Network], backend: Backend) -> Callable[[int]
 
 
 def missing_kernels(networks: Sequence[Network], backend: Backend) -> str | None:
-    """A word to the user where only a compiler is missing for the native way."""
+    """A note to the user where only a compiler is missing for the native backend."""
     if backend == "native" or not all(network.is_chain for network in networks):
         return None
     obstacle = next((network.obstacle for network in networks if network.obstacle), None)
     return obstacle and f"native kernels are not available: {obstacle}. Training runs at PyTorch's speed."
+
+
+def kernel_notes(networks: Sequence[Network], backend: Backend) -> list[str]:
+    """What a user should know of the native kernels in this process: that they are missing, or not from the cache."""
+    notes = [missing_kernels(networks, backend), library_note() if backend == "native" else None]
+    return [note for note in notes if note]
 
 
 def reason(networks: Sequence[Network], backend: Backend) -> str:

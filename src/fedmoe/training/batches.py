@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fedmoe.core_types import Examples, Tensors
 from fedmoe.streams import Streams
-from fedmoe.training.inference import Batch, pad_rows
+from fedmoe.training.batch import Batch
+from fedmoe.training.inference import pad_rows
 
 
 def batch_streams(data: Examples, batch_size: int, rng: Streams) -> list[Iterator[Tensor]]:

@@ -11,26 +11,37 @@ from torch import Tensor
 from fedmoe.core_types import Examples, Tensors, Tree
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
-from fedmoe.training.inference import Batch
+from fedmoe.training.batch import Batch, Trainable
 from fedmoe.training.kernel_spec import KernelSpec
+
+LOGIT_OFFSET = "logit_offset"
 
 
 @dataclass(frozen=True)
 class ClassifierLoss:
-    """One loss per example for the group named "model"."""
+    """One loss per example for the group named "model".
+
+    The frozen part "logit_offset" (S, C), where there is one, is added to each client's scores: the log-frequencies of
+    its labels, or an output bias of its own.
+    """
 
     network: Network
 
-    def __call__(self, trainable: dict[str, Tree], _frozen: Tree, batch: Batch) -> Tensor:
-        return negative_log_likelihood(log_probs(self.network, trainable["model"], batch), batch.y)
+    def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
+        scores_BC = self.network(trainable["model"], batch.x, training=batch.training)
+        if LOGIT_OFFSET in frozen:
+            scores_BC = scores_BC + frozen[LOGIT_OFFSET]
+        return negative_log_likelihood(F.log_softmax(scores_BC, dim=-1), batch.y)
 
-    def cohort(self, trainable_S: dict[str, Tree], _frozen: Tree, batches: Batch) -> Tensor:
+    def cohort(self, trainable_S: Trainable, frozen_S: Tree, batches: Batch) -> Tensor:
         """The same for all clients of a cohort at once, (S, B), where the network reads cohorts."""
-        log_probs_SBC = F.log_softmax(self.network.cohort(trainable_S["model"], batches.x), dim=-1)
-        return -log_probs_SBC.gather(-1, batches.y.unsqueeze(-1)).squeeze(-1)
+        scores_SBC = self.network.cohort(trainable_S["model"], batches.x)
+        if LOGIT_OFFSET in frozen_S:
+            scores_SBC = scores_SBC + frozen_S[LOGIT_OFFSET].unsqueeze(1)
+        return -F.log_softmax(scores_SBC, dim=-1).gather(-1, batches.y.unsqueeze(-1)).squeeze(-1)
 
-    def kernel_spec(self, _params_S: Tree, _data: Examples, _frozen_S: Tree) -> KernelSpec:
-        return KernelSpec({"": self.network})
+    def kernel_spec(self, _params_S: Tree, _data: Examples, frozen_S: Tree) -> KernelSpec | str:
+        return KernelSpec({"": self.network}, logit_offset_SC=frozen_S.get(LOGIT_OFFSET))
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,7 @@ class MixtureLoss:
     first: str
     second: str
 
-    def __call__(self, trainable: dict[str, Tree], frozen: Tree, batch: Batch) -> Tensor:
+    def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         own = trainable["mixture"]
         gate_B1 = self.gate(own["gate"], batch.x, training=batch.training)
         first_BC = log_probs(self.expert, own[self.first], batch)
@@ -58,13 +69,13 @@ class MixtureLoss:
             second_BC = batch.extra[self.second]
         return negative_log_likelihood(log_mix(gate_B1, first_BC, second_BC), batch.y)
 
-    def kernel_spec(self, params_S: Tree, data: Examples, _frozen_S: Tree) -> KernelSpec | None:
+    def kernel_spec(self, params_S: Tree, data: Examples, _frozen_S: Tree) -> KernelSpec | str:
         networks = {f"{self.first}/": self.expert, "gate/": self.gate}
         if self.second in params_S:
             return KernelSpec({**networks, f"{self.second}/": self.expert})
         if self.second not in data.extra:
-            return None
-        return KernelSpec(networks, given_SNC=data.extra[self.second])
+            return f"the frozen expert {self.second!r} is evaluated anew on every batch"
+        return KernelSpec(networks, second_SNC=data.extra[self.second])
 
 
 def log_probs(network: Network, params: Tensors, batch: Batch) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmoe.core_types import Examples
-from fedmoe.training.inference import Loss
+from fedmoe.training.batch import Loss
 
 
 class EarlyStopping(NamedTuple):

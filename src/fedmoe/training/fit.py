@@ -1,9 +1,9 @@
 """The one local trainer: a cohort of clients, ragged sizes, several parameter groups, early stopping per client.
 
-Three ways with one meaning. *Native*: compiled kernels for chains of common layers; a client's whole epoch is one call
-where the loss is plain cross-entropy. *Stacked*: parameters with a client axis and a batched forward by ``vmap``: pays
-for dense models. *Looped*: one client at a time: pays for convolutions on a CPU. They agree to float tolerance; a test
-says so.
+Three backends with one meaning. *Native*: compiled kernels for chains of common layers; a client's whole epoch is one
+call where the kernels know the loss, and otherwise each step goes through Python, which `fallbacks` reports. *Batched*:
+parameters with a client axis and a batched forward by ``vmap``: pays for dense models. *Sequential*: one client at a
+time: pays for convolutions on a CPU. They agree to float tolerance; a test says so.
 
 Shape suffixes: S clients, R clients that take this step, P parameters of a group, N examples, B examples of a batch.
 """
@@ -18,12 +18,16 @@ from fedmoe import trees
 from fedmoe.core_types import Examples, Tensors, Tree
 from fedmoe.streams import Streams
 from fedmoe.training.augment import Augmentation
+from fedmoe.training.backends import Backend
+from fedmoe.training.batch import BatchTerm, Loss, Trainable
 from fedmoe.training.batches import batch_streams, take, take_many
+from fedmoe.training.corrections import Corrections, Proximal
 from fedmoe.training.early_stopping import Best, EarlyStopping
+from fedmoe.training.fallbacks import report_fallback
 from fedmoe.training.flat import Layout
 from fedmoe.training.gradients import gradient_of_one, gradients_of_many
-from fedmoe.training.inference import Backend, Batch, Loss, Trainable, clients_of, pad_rows, per_example
-from fedmoe.training.native_epochs import native_epochs
+from fedmoe.training.inference import clients_of, pad_rows, per_example
+from fedmoe.training.native_epochs import NativeEpochs, kernel_spec_of, native_epochs
 from fedmoe.training.optimizers import Optimizer, descend, init_optimizer_state
 
 
@@ -37,9 +41,11 @@ class Group(NamedTuple):
     loss: Loss
     data: Examples
     optimizer: Optimizer
-    batch_term: Callable[[Trainable, Tree, Batch, Tensor], Tensor] | None = None  # last: which rows are real
+    batch_term: BatchTerm | None = None
     noise: Callable[[torch.Generator, int], Tensors] | None = None  # per-example draws, added to batch.extra
     augmentation: Augmentation | None = None  # changes x of every training batch
+    proximal: Proximal | None = None  # a pull of the parameters towards given ones: FedProx, Ditto
+    gradient_offset: Tree | None = None  # of the structure of `params`, added to every gradient: SCAFFOLD
 
 
 class Schedule(NamedTuple):
@@ -51,7 +57,11 @@ class Schedule(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """`loss_S`: mean training loss of the last epoch (0 for a client without examples); `epochs_S`: epochs trained."""
+    """`loss_S`: mean training loss of the last epoch (0 for a client without examples); `epochs_S`: epochs trained.
+
+    The loss is that of the first group with its `batch_term`; `proximal` and `gradient_offset` are not part of it, so
+    that methods with and without them can be compared.
+    """
 
     params: Trainable
     loss_S: Tensor
@@ -77,13 +87,21 @@ def fit(
         here = rng._replace(clients=(client,))
         with torch.random.fork_rng(devices=[]):  # a module's own dropout draws here, and leaves no trace
             torch.manual_seed(here.seeds("module")[0])
-            kept = trees.tree_map(lambda leaf, s=s: leaf[s : s + 1], frozen)
-            parts.append(_Cohort(alone, schedule, here, backend, kept, stop).train())
+            frozen_of_one = trees.tree_map(lambda leaf, s=s: leaf[s : s + 1], frozen)
+            parts.append(_Cohort(alone, schedule, here, backend, frozen_of_one, stop).train())
     return trees.tree_map(lambda *leaf: torch.cat(leaf), parts[0], *parts[1:])
 
 
 def _only(group: Group, s: int) -> Group:
-    return group._replace(params=trees.tree_map(lambda leaf: leaf[s : s + 1], group.params), data=_row(group.data, s))
+    def row(tree: Tree) -> Tree:
+        return trees.tree_map(lambda leaf: leaf[s : s + 1], tree)
+
+    return group._replace(
+        params=row(group.params),
+        data=_row(group.data, s),
+        proximal=group.proximal and group.proximal._replace(towards_S=row(group.proximal.towards_S)),
+        gradient_offset=None if group.gradient_offset is None else row(group.gradient_offset),
+    )
 
 
 def _row(examples: Examples, s: int) -> Examples:
@@ -103,27 +121,26 @@ class _Cohort:
         frozen: Tree,
         stopping: EarlyStopping | None,
     ) -> None:
-        self.groups, self.schedule, self.backend, self.frozen, self.stopping = (
-            groups,
-            schedule,
-            backend,
-            frozen,
-            stopping,
-        )
+        self.groups, self.schedule, self.backend = groups, schedule, backend
+        self.frozen, self.stopping = frozen, stopping
         self.layouts = {name: Layout.of(group.params) for name, group in groups.items()}
         self.flat = {name: self.layouts[name].pack(group.params) for name, group in groups.items()}
-        self.slots = {name: init_optimizer_state(group.optimizer, self.flat[name]) for name, group in groups.items()}
-        self.native = (
-            native_epochs(groups, self.layouts, self.flat, self.slots, schedule.batch_size, rng, frozen)
-            if backend == "native"
-            else None
-        )
+        self.optimizer_state = {
+            name: init_optimizer_state(group.optimizer, self.flat[name]) for name, group in groups.items()
+        }
+        self.corrections = {
+            name: Corrections.of(group.proximal, group.gradient_offset, self.layouts[name], self.flat[name])
+            for name, group in groups.items()
+        }
+        self.native = self._native_epochs(rng) if backend == "native" else None
         self.batches = (
             {} if self.native else {n: batch_streams(g.data, schedule.batch_size, rng) for n, g in groups.items()}
         )
         self.noise = {name: rng.generators(f"noise:{name}") for name, group in groups.items() if group.noise}
         # Named alike for all groups, as batches are: groups with equal data see equal images.
-        self.lots = {name: rng.generators("augment") for name, group in groups.items() if group.augmentation}
+        self.augment_generators = {
+            name: rng.generators("augment") for name, group in groups.items() if group.augmentation
+        }
         self.size = len(rng.clients)
         self.steps_S = self._steps_per_epoch()
         self.taken_S = [0] * self.size
@@ -132,6 +149,16 @@ class _Cohort:
             self.grads = {name: torch.empty_like(flat) for name, flat in self.flat.items()}
             self.frozen_of_one = trees.pick(frozen, 0)
         self.loss_S, self.epochs_S = torch.zeros(self.size), torch.zeros(self.size)
+
+    def _native_epochs(self, rng: Streams) -> NativeEpochs | None:
+        spec = kernel_spec_of(self.groups, self.frozen)
+        if isinstance(spec, str):
+            report_fallback(spec)
+            return None
+        first = next(iter(self.groups))
+        state, corrections = self.optimizer_state[first], self.corrections[first]
+        batch_size = self.schedule.batch_size
+        return native_epochs(self.groups, spec, self.layouts, self.flat, state, corrections, batch_size, rng)
 
     def train(self) -> Fitted:
         epochs = 1 if self.schedule.steps is not None else self.schedule.epochs
@@ -174,12 +201,14 @@ class _Cohort:
         counts = [self.taken_S[s] for s in rows]
         count = counts[0] if len(set(counts)) == 1 else torch.tensor(counts)[:, None]
         for name, group in self.groups.items():
-            slots = self.slots[name] if everyone else {key: slot[rows] for key, slot in self.slots[name].items()}
-            descend(group.optimizer, point[name], grads[name], slots, count)
+            self.corrections[name].apply(grads[name], point[name], slice(None) if everyone else rows)
+            own = self.optimizer_state[name]
+            state = own if everyone else {key: tensor[rows] for key, tensor in own.items()}
+            descend(group.optimizer, point[name], grads[name], state, count)
             if not everyone:
                 self.flat[name][rows] = point[name]
-                for key, slot in slots.items():
-                    self.slots[name][key][rows] = slot
+                for key, tensor in state.items():
+                    own[key][rows] = tensor
 
     def gradients(self, name: str, point: dict[str, Tensor], rows: list[int]) -> Tensor:
         group = self.groups[name]
@@ -208,7 +237,7 @@ class _Cohort:
         how = self.groups[name].augmentation
         if how is None:
             return x_RB
-        draws = [how.draw(self.lots[name][s], len(index)) for s, index in zip(rows, indices, strict=True)]
+        draws = [how.draw(self.augment_generators[name][s], len(index)) for s, index in zip(rows, indices, strict=True)]
         return how.change(x_RB.flatten(0, 1), pad_rows(draws, x_RB.shape[1]).flatten(0, 1)).view_as(x_RB)
 
     def validation_losses(self, still_training: list[int]) -> Tensor:

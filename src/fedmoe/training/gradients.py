@@ -1,6 +1,6 @@
 """The gradient of a group's mean loss: for one client by autograd, for a cohort through ``vmap``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -9,16 +9,13 @@ from torch.func import vmap
 from fedmoe import trees
 from fedmoe.core_types import Tensors, Tree
 from fedmoe.errors import ConfigError
+from fedmoe.training.batch import Batch, BatchTerm, Loss, Trainable
 from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.flat import Layout
-from fedmoe.training.inference import Batch
-
-Loss = Callable[[dict[str, Tree], Tree, Batch], Tensor]
-BatchTerm = Callable[[dict[str, Tree], Tree, Batch, Tensor], Tensor] | None
 
 
 def gradient_of_one(
-    loss: Loss, batch_term: BatchTerm, own: Tree, trainable: dict[str, Tree], frozen: Tree, batch: Batch, out: Tensor
+    loss: Loss, batch_term: BatchTerm | None, own: Tree, trainable: Trainable, frozen: Tree, batch: Batch, out: Tensor
 ) -> Tensor:
     """The loss (1,) of one client; its gradient by the leaves of `own` goes into `out` (1, P)."""
     value = loss(trainable, frozen, batch).mean()
@@ -32,7 +29,7 @@ def gradient_of_one(
 def gradients_of_many(
     name: str,
     loss: Loss,
-    batch_term: BatchTerm,
+    batch_term: BatchTerm | None,
     layouts: Mapping[str, Layout],
     point: dict[str, Tensor],
     frozen: Tree,
@@ -42,13 +39,13 @@ def gradients_of_many(
     """(losses (R,), gradients (R, P)); padded rows of a batch count for nothing."""
 
     def mean_loss(
-        own: Tensor, everyone: dict[str, Tensor], kept: Tree, parts: tuple[Tensor, Tensor, Tensors], real: Tensor
+        own: Tensor, everyone: dict[str, Tensor], fixed: Tree, parts: tuple[Tensor, Tensor, Tensors], real: Tensor
     ) -> Tensor:
         vectors = {**everyone, name: own}
         trainable = {group: layouts[group].unpack(vector) for group, vector in vectors.items()}
         batch = Batch(*parts, training=True)
-        value = (loss(trainable, kept, batch) * real).sum() / real.sum()
-        return value + batch_term(trainable, kept, batch, real) if batch_term else value
+        value = (loss(trainable, fixed, batch) * real).sum() / real.sum()
+        return value + batch_term(trainable, fixed, batch, real) if batch_term else value
 
     # Clients are independent, so the gradient of the summed loss holds each client's gradient in its own row; a plain
     # backward through the batched forward costs half of vmap(grad).

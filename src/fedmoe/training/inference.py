@@ -1,7 +1,7 @@
 """Evaluate a pure function on every example of a cohort, without gradients."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,35 +9,20 @@ from torch.func import vmap
 
 from fedmoe import trees
 from fedmoe.core_types import Examples, Tensors, Tree
-
-Backend = Literal["native", "batched", "sequential"]
+from fedmoe.training.backends import Backend
+from fedmoe.training.batch import Batch
 
 # Large enough to keep the kernels busy, small enough that activations of a convolution stay in cache.
 CHUNK = 250
 
 
-class Batch:
-    """What a loss sees of one client: examples and, from `Examples.extra` and `Group.noise`, tensors beside them."""
-
-    __slots__ = ("extra", "training", "x", "y")
-
-    def __init__(self, x: Tensor, y: Tensor, extra: Tensors, *, training: bool = False) -> None:
-        self.x, self.y, self.extra, self.training = x, y, extra, training
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-
 PerExample = Callable[[Any, Batch], Tensor]
-# losses_B = loss(trainable, frozen, batch): `trainable` holds the parameters of every group by the group's name.
-Trainable = dict[str, Tree]
-Loss = Callable[[Trainable, Tree, Batch], Tensor]
 
 
 def per_example(function: PerExample, tree_S: Tree, examples: Examples, backend: Backend) -> Tensor:
     """``function(tree, batch) -> (B, ...)`` for every client and example: (S, N, ...); rows of padding hold zeros."""
     if backend != "sequential":
-        return _stacked(function, tree_S, examples)
+        return _batched(function, tree_S, examples)
     rows = [_one_client(function, trees.pick(tree_S, s), one) for s, one in enumerate(clients_of(examples))]
     return pad_rows(rows, examples.y.shape[1])
 
@@ -73,7 +58,7 @@ def _slice(examples: Examples, start: int) -> Batch:
     return Batch(examples.x[window], examples.y[window], extra)
 
 
-def _stacked(function: PerExample, tree_S: Tree, examples: Examples) -> Tensor:
+def _batched(function: PerExample, tree_S: Tree, examples: Examples) -> Tensor:
     def one(tree: Tree, x: Tensor, y: Tensor, extra: Tensors) -> Tensor:
         return function(tree, Batch(x, y, extra))
 

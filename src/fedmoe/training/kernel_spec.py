@@ -1,29 +1,48 @@
-"""What a loss tells the trainer so that the native kernels can take whole epochs of it."""
+"""How a loss declares what the native kernels need for whole epochs of it.
 
-from typing import NamedTuple, Protocol, runtime_checkable
+A loss that the kernels know is an object with a method
+``kernel_spec(params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str``; the string says why the kernels
+cannot take whole epochs in these settings.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedmoe.core_types import Examples, Tree
 from fedmoe.models.network import Network
-from fedmoe.native.trainer import FedMixInputs
+from fedmoe.native.trainer import Objective
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class KernelObjective(Protocol):
+    """A loss of an algorithm's own that has a function in the kernels, beyond the classifiers that they all know."""
+
+    @property
+    def function(self) -> str:
+        """Its name in native/kernels.cpp."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of the group's tensors beside the networks, for one client."""
+
+    @property
+    def other_groups(self) -> frozenset[str]:
+        """Groups that the function trains too, in place."""
+
+    def bind(self, starts: Mapping[str, int], flat: Mapping[str, Tensor]) -> Objective:
+        """For `starts`, where each tensor lies in a client's vector, and `flat`, the vectors (S, P) by group.
+
+        Everything that the function reads is checked here: it reads without looking.
+        """
 
 
 class KernelSpec(NamedTuple):
-    """Which networks the group holds, in the order of the kernels: by the prefix of their parameters' names.
-
-    With a `holding` the one network is that of all experts, whose parameters have an axis of experts; "gate/" and
-    "posterior" lie beside them. Where every client has a q of its own, it is `usage`: (name of its group, damping).
-    """
+    """The networks of the group in the order of the kernels, by the prefix of their parameters' names."""
 
     networks: dict[str, Network]
-    given_SNC: Tensor | None = None  # a frozen second expert's log-probabilities
-    holding: FedMixInputs | None = None
-    usage: tuple[str, float] | None = None
-
-
-@runtime_checkable
-class KernelLoss(Protocol):
-    """A loss that the kernels know, in some settings."""
-
-    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | None: ...
+    num_copies: int | None = None  # of the one network, in an axis of experts before its parameters' own axes
+    second_SNC: Tensor | None = None  # a frozen second expert's log-probabilities
+    logit_offset_SC: Tensor | None = None
+    objective: KernelObjective | None = None

@@ -1,4 +1,11 @@
-"""Training one classifier on a client's own data: what every algorithm here does at some stage."""
+"""How clients train at one stage of an algorithm: the settings and the backend, bound once where a run is assembled.
+
+Shape suffixes: S clients of a cohort, C classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -6,51 +13,77 @@ from torch import Tensor
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
-from fedmoe.training.classifier import ClassifierLoss
+from fedmoe.training import inference
+from fedmoe.training.backends import Backend
+from fedmoe.training.batch import Loss
+from fedmoe.training.classifier import LOGIT_OFFSET, ClassifierLoss
+from fedmoe.training.corrections import Proximal
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Fitted, Group, fit
-from fedmoe.training.inference import Backend, Loss, per_example
 from fedmoe.training.settings import LocalTraining
 
 
-def train_classifier(
-    network: Network,
-    params_S: Tensors,
-    data: ClientData,
-    plan: LocalTraining,
-    rng: Streams,
-    backend: Backend,
-    *,
-    stop_early: bool,
-) -> Fitted:
-    """All of the client's `data.train`; with `stop_early` the best copy by loss on `data.validation`."""
-    losses = ClassifierLoss(network)
-    group = Group(params_S, losses, data.train, plan.make_optimizer(), augmentation=plan.augmentation)
-    groups = {"model": group}
-    stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every) if stop_early else None
-    return fit(groups, plan.schedule, rng, backend, stopping=stopping)
+class LocalTrainer(NamedTuple):
+    """What algorithms train with. They never name a backend: whoever assembles the run has chosen it."""
+
+    settings: LocalTraining
+    backend: Backend
+
+    def with_settings(self, **changes: Any) -> "LocalTrainer":
+        """The same with some fields of `LocalTraining` changed."""
+        return self._replace(settings=replace(self.settings, **changes))
+
+    def group(self, params_S: Tree, loss: Loss, data: Examples, **options: Any) -> Group:
+        """A group with the optimizer and the augmentation of these settings; `options` are further fields of it."""
+        augmentation = self.settings.augmentation
+        return Group(params_S, loss, data, self.settings.make_optimizer(), augmentation=augmentation, **options)
+
+    def early_stopping(self, loss: Loss, data: Examples) -> EarlyStopping:
+        return EarlyStopping(loss, data, self.settings.patience, self.settings.check_every)
+
+    def fit(
+        self, groups: Mapping[str, Group], rng: Streams, frozen: Tree = None, stopping: EarlyStopping | None = None
+    ) -> Fitted:
+        return fit(groups, self.settings.schedule, rng, self.backend, frozen, stopping)
+
+    def train_classifier(
+        self,
+        network: Network,
+        params_S: Tensors,
+        data: ClientData,
+        rng: Streams,
+        *,
+        stop_early: bool,
+        proximal: Proximal | None = None,
+        gradient_offset: Tree | None = None,
+        logit_offset_SC: Tensor | None = None,
+    ) -> Fitted:
+        """On all of the clients' `data.train`; with `stop_early` the best copy by loss on `data.validation`.
+
+        For the last three see `fit.Group` and `classifier.ClassifierLoss`. The weights are `params["model"]`.
+        """
+        loss = ClassifierLoss(network)
+        group = self.group(params_S, loss, data.train, proximal=proximal, gradient_offset=gradient_offset)
+        stopping = self.early_stopping(loss, data.validation) if stop_early else None
+        return self.fit({"model": group}, rng, _offset(logit_offset_SC), stopping)
+
+    def train_mixture(self, start_S: Tree, loss: Loss, data: ClientData, rng: Streams, frozen: Tree = None) -> Tree:
+        """Train the parts of a mixture (experts, gate) together by one optimizer, with early stopping."""
+        group, stopping = self.group(start_S, loss, data.train), self.early_stopping(loss, data.validation)
+        return self.fit({"mixture": group}, rng, frozen, stopping).params["mixture"]
+
+    def per_example(self, function: inference.PerExample, tree_S: Tree, examples: Examples) -> Tensor:
+        """``function(tree, batch) -> (B, ...)`` for every client and example, without gradients: (S, N, ...)."""
+        return inference.per_example(function, tree_S, examples, self.backend)
+
+    def mean_loss(
+        self, network: Network, params_S: Tensors, examples: Examples, logit_offset_SC: Tensor | None = None
+    ) -> Tensor:
+        """(S,): mean cross-entropy per client; NaN where a client has no examples."""
+        loss, tree_S = ClassifierLoss(network), (params_S, _offset(logit_offset_SC))
+        losses_SN = self.per_example(lambda tree, batch: loss({"model": tree[0]}, tree[1], batch), tree_S, examples)
+        return torch.where(examples.counts > 0, losses_SN.sum(1) / examples.counts, torch.nan)
 
 
-def train_mixture(
-    start_S: Tree,
-    losses: Loss,
-    data: ClientData,
-    plan: LocalTraining,
-    rng: Streams,
-    backend: Backend,
-    frozen: Tree = None,
-) -> Tree:
-    """Train the parts of a mixture (experts, gate) together by one optimizer, with early stopping."""
-    group = Group(start_S, losses, data.train, plan.make_optimizer(), augmentation=plan.augmentation)
-    stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every)
-    return fit({"mixture": group}, plan.schedule, rng, backend, frozen, stopping).params["mixture"]
-
-
-def mean_loss(network: Network, params_S: Tensors, examples: Examples, backend: Backend) -> Tensor:
-    """(S,): mean cross-entropy per client; NaN where a client has no examples."""
-
-    losses = ClassifierLoss(network)
-    total_S: Tensor = per_example(
-        lambda params, batch: losses({"model": params}, {}, batch), params_S, examples, backend
-    ).sum(1)
-    return torch.where(examples.counts > 0, total_S / examples.counts, torch.nan)
+def _offset(logit_offset_SC: Tensor | None) -> Tensors:
+    return {} if logit_offset_SC is None else {LOGIT_OFFSET: logit_offset_SC}

@@ -1,4 +1,8 @@
-"""Whole epochs of the plain losses in the native kernels: no Python between a client's batches."""
+"""Whole epochs in the native kernels: no Python between a client's batches.
+
+The kernels read and write memory without looking, so everything that they are given passes `native_checks`: names and
+shapes of parameters once for each layout, the rest at every fit.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -9,12 +13,29 @@ import torch
 from torch import Tensor
 
 from fedmoe.core_types import Tensors, Tree
-from fedmoe.errors import DataError
-from fedmoe.native.kernel import Kernel
-from fedmoe.native.trainer import FedMixObjective, OptimizerSettings, Rows, Steps, Trainer
+from fedmoe.native.trainer import (
+    CLASSIFIER,
+    ClientTable,
+    ClientTensors,
+    Objective,
+    OptimizerSettings,
+    Steps,
+    Trainer,
+)
 from fedmoe.streams import Streams
+from fedmoe.training.corrections import Corrections
 from fedmoe.training.flat import Layout
-from fedmoe.training.kernel_spec import KernelLoss
+from fedmoe.training.kernel_spec import KernelSpec
+from fedmoe.training.native_checks import (
+    Kernels,
+    check_labels,
+    check_layout,
+    check_weights,
+    checked_rows,
+    checked_state,
+    readable_images,
+    second_at_labels,
+)
 from fedmoe.training.optimizers import Adam, Optimizer
 
 if TYPE_CHECKING:
@@ -25,7 +46,7 @@ class NativeEpochs(NamedTuple):
     """One group of a cohort, as the kernels read and write it."""
 
     trainer: Trainer
-    rows: Rows
+    table: ClientTable
     counts: list[int]
     batch_size: int
     generators: list[torch.Generator]
@@ -42,81 +63,103 @@ class NativeEpochs(NamedTuple):
             )
             for s in clients
         ]
-        return self.trainer.run(self.rows, tasks)
+        return self.trainer.run(self.table, tasks)
+
+
+def kernel_spec_of(groups: Mapping[str, "Group"], frozen: Tree) -> KernelSpec | str:
+    """What the kernels need for whole epochs; or the reason why each step goes through Python."""
+    name, group = next(iter(groups.items()))
+    spec_of = getattr(group.loss, "kernel_spec", None)  # isinstance with a Protocol costs a tenth of a small epoch
+    if spec_of is None:
+        label = getattr(group.loss, "__qualname__", type(group.loss).__qualname__)
+        return f"group {name!r} has a loss of its own, {label}, which the kernels do not know"
+    spec: KernelSpec | str = spec_of(group.params, group.data, frozen)
+    if isinstance(spec, str):
+        return f"group {name!r}: {spec}"
+    for network in spec.networks.values():
+        if network.native is None:
+            return f"group {name!r}: the {network.name} does not run natively"
+    known = {name} | (spec.objective.other_groups if spec.objective else set())
+    if groups.keys() != known:
+        return f"the groups {', '.join(map(repr, groups))} are trained together"
+    for feature in ("batch_term", "noise", "augmentation"):
+        if getattr(group, feature):
+            return f"group {name!r} has {'an' if feature[0] == 'a' else 'a'} {feature}"
+    return spec
 
 
 def native_epochs(
     groups: Mapping[str, "Group"],
+    spec: KernelSpec,
     layouts: Mapping[str, Layout],
     flat: Mapping[str, Tensor],
-    slots: Mapping[str, Tensors],
+    optimizer_state: Tensors,
+    corrections: Corrections,
     batch_size: int,
     rng: Streams,
-    frozen: Tree,
-) -> NativeEpochs | None:
-    """None where something besides a loss that the kernels know is trained: then each step asks them."""
+) -> NativeEpochs:
+    """For the first group, whose `spec` is; raises MessageError or DataError for what is of another model."""
     name, group = next(iter(groups.items()))
-    plan = group.loss.kernel_spec(group.params, group.data, frozen) if isinstance(group.loss, KernelLoss) else None
-    if plan is None or any(network.native is None for network in plan.networks.values()):
-        return None
-    known = {name, plan.usage[0]} if plan.usage else {name}
-    if groups.keys() != known or group.batch_term or group.noise or group.augmentation:
-        return None
-    kernels = tuple((part, network.native) for part, network in plan.networks.items() if network.native)
-    data, first, layout = group.data, kernels[0][1], layouts[name]
-    _refuse_strange(data.y, first.program.num_outputs, "labels", "the model has {} outputs")
-    holding, damping, held = plan.holding, 1.0, None
-    if holding:
-        held = holding.expert_ids_SH.shape[1]
-    if holding and plan.usage:
-        usage, damping = plan.usage
-        holding = holding._replace(usage_SK=flat[usage])
-    elif holding:
-        _refuse_strange(holding.condition_SN, group.params["posterior"].shape[1], "values", "q has {} rows")
-    inputs = first.images(data.x), data.y.contiguous()
-    given_SN = None  # after the labels were looked at
-    if plan.given_SNC is not None:
-        given_SN = plan.given_SNC.gather(-1, data.y.unsqueeze(-1)).squeeze(-1).contiguous()
-    return NativeEpochs(
-        trainer=_trainer(kernels, layout.names, tuple(layout.sizes), group.optimizer, held, damping),
-        rows=Rows(*inputs, flat[name], list(slots[name].values()), given_SN, holding),
-        counts=data.counts.tolist(),
-        batch_size=batch_size,
-        generators=rng.generators("batches"),
+    kernels = tuple((prefix, network.native) for prefix, network in spec.networks.items() if network.native)
+    function = spec.objective.function if spec.objective else CLASSIFIER
+    beside = tuple(spec.objective.shapes.items()) if spec.objective else ()
+    layout = layouts[name]
+    bound = _bound_trainer(
+        kernels, layout.names, layout.shapes, group.optimizer, corrections.strength, spec.num_copies, beside, function
     )
+    counts = group.data.counts.tolist()
+    size = len(counts)
+    check_weights(group.params, flat[name], size)
+    images = readable_images([kernel for _, kernel in kernels], group.data, counts)
+    check_labels(group.data.y, kernels[0][1].program.num_outputs)
+    objective = spec.objective.bind(bound.starts, flat) if spec.objective else Objective(CLASSIFIER)
+    tensors = ClientTensors(
+        images,
+        group.data.y.contiguous(),
+        second_at_labels(spec.second_SNC, group.data),
+        checked_rows(spec.logit_offset_SC, "the logit offset", (size, kernels[0][1].program.num_outputs)),
+        flat[name],
+        *checked_state(group.optimizer, optimizer_state, flat[name]),
+        checked_rows(corrections.anchor_SP, "the weights to be pulled to", flat[name].shape),
+        checked_rows(corrections.offset_SP, "the gradient offset", flat[name].shape),
+    )
+    return NativeEpochs(bound.trainer, ClientTable(tensors, objective), counts, batch_size, rng.generators("batches"))
+
+
+class _BoundTrainer(NamedTuple):
+    trainer: Trainer
+    starts: dict[str, int]  # where each tensor lies in a client's vector
 
 
 @lru_cache(maxsize=16)
-def _trainer(
-    kernels: tuple[tuple[str, Kernel], ...],
+def _bound_trainer(
+    kernels: Kernels,
     names: tuple[str, ...],
-    sizes: tuple[int, ...],
+    shapes: tuple[tuple[int, ...], ...],
     optimizer: Optimizer,
-    experts_held: int | None,
-    damping: float,
-) -> Trainer:
+    strength: float,
+    num_copies: int | None,
+    beside: tuple[tuple[str, tuple[int, ...]], ...],
+    function: str,
+) -> _BoundTrainer:
+    """Cached by the layout of the parameters, which is compared here with that of the kernels."""
+    check_layout(dict(zip(names, shapes, strict=True)), kernels, num_copies, dict(beside))
+    sizes = [int(np.prod(shape)) for shape in shapes]
     starts = dict(zip(names, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
     offsets = [
-        np.array([starts[part + param] for param in kernel.program.params], dtype=np.int64) for part, kernel in kernels
+        np.array([starts.get(prefix + param, -1) for param in kernel.program.params], dtype=np.int64)
+        for prefix, kernel in kernels
     ]
-    if experts_held is None:
-        return Trainer([kernel for _, kernel in kernels], offsets, _settings(optimizer))
-    (expert,) = (kernel for _, kernel in kernels)
-    of_experts = [offsets[0] + h * expert.sizes for h in range(experts_held)]
-    bound = _bound(starts, dict(zip(names, sizes, strict=True)), damping)
-    return Trainer([expert] * experts_held, of_experts, _settings(optimizer), bound)
-
-
-def _bound(starts: Mapping[str, int], sizes: Mapping[str, int], damping: float) -> FedMixObjective:
-    """Without phi every client has a q of its own: one row."""
-    num_experts = sizes["gate/bias"]
-    num_values, num_features = sizes.get("posterior", num_experts) // num_experts, sizes["gate/weight"] // num_experts
-    places = starts.get("posterior", -1), starts["gate/weight"], starts["gate/bias"]
-    return FedMixObjective(*places, num_values, num_experts, num_features, damping)
+    networks = [kernel for _, kernel in kernels]
+    if num_copies is not None:
+        (expert,), (first,) = networks, offsets
+        networks = [expert] * num_copies
+        offsets = [np.where(first < 0, first, first + h * expert.sizes) for h in range(num_copies)]
+    return _BoundTrainer(Trainer(networks, offsets, _settings(optimizer, strength), function), starts)
 
 
 def shuffled(generator: torch.Generator, count: int, batch_size: int, steps: int) -> Tensor:
-    """The rows of `steps` batches one after another: the batches of `fit.shuffled`."""
+    """The rows of `steps` batches one after another: the batches of `batches.shuffled`."""
     epochs = -(-steps // -(-count // batch_size))
     orders = [torch.randperm(count, generator=generator) for _ in range(epochs)]
     return orders[0] if epochs == 1 else torch.cat(orders)
@@ -131,18 +174,10 @@ def ends_of_batches(count: int, batch_size: int, steps: int) -> Tensor:
     return (starts + ends_of_epoch).flatten()[:steps]
 
 
-def _settings(optimizer: Optimizer) -> OptimizerSettings:
+def _settings(optimizer: Optimizer, strength: float) -> OptimizerSettings:
     if isinstance(optimizer, Adam):
         return OptimizerSettings(
-            optimizer.learning_rate, 0.0, optimizer.beta1, optimizer.beta2, optimizer.epsilon, adam=True
-        )
-    return OptimizerSettings(optimizer.learning_rate, optimizer.momentum, adam=False)
-
-
-def _refuse_strange(values_SN: Tensor, count: int, what: str, room: str) -> None:
-    """The kernels do not look."""
-    lowest, highest = (int(value) for value in values_SN.aminmax()) if values_SN.numel() else (0, 0)
-    if lowest < 0 or highest >= count:
-        raise DataError(
-            f"{what} reach from {lowest} to {highest}, but {room.format(count)}. Give it as many as there are {what}."
-        )
+            optimizer.learning_rate, 0.0, optimizer.beta1, optimizer.beta2, optimizer.epsilon, adam=True,
+            proximal=strength,
+        )  # fmt: skip
+    return OptimizerSettings(optimizer.learning_rate, optimizer.momentum, adam=False, proximal=strength)

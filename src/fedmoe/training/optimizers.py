@@ -37,29 +37,29 @@ def init_optimizer_state(optimizer: Optimizer, flat_SP: Tensor) -> Tensors:
     return {"velocity": torch.zeros_like(flat_SP)} if optimizer.momentum else {}
 
 
-def descend(optimizer: Optimizer, flat_SP: Tensor, grad_SP: Tensor, slots: Tensors, step: int | Tensor) -> None:
-    """One step, in place on `flat_SP` and `slots`. `step` counts from 1: a number, or (S, 1) where clients differ."""
+def descend(optimizer: Optimizer, flat_SP: Tensor, grad_SP: Tensor, state: Tensors, step: int | Tensor) -> None:
+    """One step, in place on `flat_SP` and `state`. `step` counts from 1: a number, or (S, 1) where clients differ."""
     if isinstance(optimizer, Adam) and isinstance(step, int):
-        _fused_adam(optimizer, flat_SP, grad_SP, slots, step)
+        _fused_adam(optimizer, flat_SP, grad_SP, state, step)
         return
     if isinstance(optimizer, Adam):
-        slots["mean"].lerp_(grad_SP, 1 - optimizer.beta1)
-        slots["square"].mul_(optimizer.beta2).addcmul_(grad_SP, grad_SP, value=1 - optimizer.beta2)
-        scale = (slots["square"] / (1 - optimizer.beta2**step)).sqrt_().add_(optimizer.epsilon)
-        flat_SP.sub_(slots["mean"].div(scale).mul_(optimizer.learning_rate / (1 - optimizer.beta1**step)))
+        state["mean"].lerp_(grad_SP, 1 - optimizer.beta1)
+        state["square"].mul_(optimizer.beta2).addcmul_(grad_SP, grad_SP, value=1 - optimizer.beta2)
+        scale = (state["square"] / (1 - optimizer.beta2**step)).sqrt_().add_(optimizer.epsilon)
+        flat_SP.sub_(state["mean"].div(scale).mul_(optimizer.learning_rate / (1 - optimizer.beta1**step)))
         return
     if optimizer.momentum:
-        grad_SP = slots["velocity"].mul_(optimizer.momentum).add_(grad_SP)
+        grad_SP = state["velocity"].mul_(optimizer.momentum).add_(grad_SP)
     flat_SP.sub_(grad_SP, alpha=optimizer.learning_rate)
 
 
-def _fused_adam(optimizer: Adam, flat_SP: Tensor, grad_SP: Tensor, slots: Tensors, step: int) -> None:
+def _fused_adam(optimizer: Adam, flat_SP: Tensor, grad_SP: Tensor, state: Tensors, step: int) -> None:
     """The kernel behind ``torch.optim.Adam(fused=True)``: one pass over memory instead of six."""
     torch._fused_adam_(
         [flat_SP],
         [grad_SP],
-        [slots["mean"]],
-        [slots["square"]],
+        [state["mean"]],
+        [state["square"]],
         [],
         [torch.tensor(float(step))],
         lr=optimizer.learning_rate,

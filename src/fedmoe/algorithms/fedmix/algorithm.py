@@ -1,7 +1,7 @@
 """FedMix (Reisser et al. 2021): K experts learnt together, and a private gate on every client that weighs them.
 
 Follows Algorithm 1 and, with `prune_threshold` above 0, Algorithm 2. The equations are in `models.expert_mixture`, what
-a client optimises is in `fedmix_objective`, gates given away for clients without labels are in `fedmix_release`.
+a client optimises is in `objective`, gates released for clients without labels are in `release`.
 Where we depart from the paper:
 - A client decides once per round, with the phi that it received, which experts it prunes; so it trains what it sends.
   It reports that q(z|s) as it is: renormalised, as printed, it would never lie between 0 and the server's 0.9 eta / K.
@@ -9,7 +9,7 @@ Where we depart from the paper:
 - An expert that no client of the round sent keeps its weights and its moments; momentum alone would move it.
 - A client without a gate (it never trained, gave no labels, and nobody released gates) weighs all experts alike.
 
-Shape suffixes: S clients of a cohort, K all experts, H those held, C classes, F features, R rows of q.
+Shape suffixes: S clients of a cohort, K all experts, H those sent to a client, C classes, F features, R rows of q.
 """
 
 from collections.abc import Mapping
@@ -36,6 +36,7 @@ from fedmoe.algorithms.fedmix.objective import (
     usage_of,
 )
 from fedmoe.algorithms.fedmix.personal import personalize, predict
+from fedmoe.algorithms.fedmix.pruning import experts_sent, has_reported, usage_rejection
 from fedmoe.algorithms.fedmix.release import release
 from fedmoe.algorithms.fedmix.states import (
     Broadcast,
@@ -52,18 +53,16 @@ from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.streams import Streams
 
-SERVER_PATIENCE = 0.9  # the server goes on sending an expert down to this share of the client's own floor
-
 
 def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
-    refuse_unanswerable(config, setup)
+    require_gates_for_new_clients(config, setup)
     train = Exchange(
         name="train",
-        broadcast=lambda server, client, _replies: send_held(config, server, client),
+        broadcast=lambda server, client, _replies: send_experts(config, server, client),
         local_update=lambda b, c, data, rng: local_update(config, setup, b, c, data, rng),
         aggregate=lambda server, updates, *_: aggregate(config, server, updates),
         update_like=lambda b: update_like(config, b),
-        rejection=lambda update, _sent: fault_in_usage(update.usage),
+        rejection=lambda update, _sent: usage_rejection(update.usage),
         broadcast_type=Broadcast,
         update_type=Update,
         report_type=TrainingReport,
@@ -87,8 +86,8 @@ def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
     )
 
 
-def refuse_unanswerable(config: FedMixConfig, setup: AlgorithmSetup) -> None:
-    """Said before the rounds, not after them."""
+def require_gates_for_new_clients(config: FedMixConfig, setup: AlgorithmSetup) -> None:
+    """Checked before the rounds, not after them."""
     if setup.unlabelled_new_clients and not setup.release and not config.share_gates:
         raise DataError(
             f"client {setup.unlabelled_new_clients[0]} is new and has no training examples to fit its gate to, and the "
@@ -121,30 +120,17 @@ def init_server(config: FedMixConfig, setup: AlgorithmSetup, seed: int) -> Serve
     )
 
 
-def send_held(config: FedMixConfig, server: ServerState, client: ClientId) -> Broadcast:
-    """All experts to whoever never reported; else those in use by the last report (Algorithm 2)."""
-    held_K = torch.ones(config.num_experts, dtype=torch.bool)
-    if has_reported(server, client):
-        held_K = server.usage[client] >= SERVER_PATIENCE * config.floor
-    expert_ids_H = held_K.nonzero()[:, 0]
-    experts = server.experts if held_K.all() else trees.tree_map(lambda leaf: leaf[expert_ids_H], server.experts)
+def send_experts(config: FedMixConfig, server: ServerState, client: ClientId) -> Broadcast:
+    sent_K = experts_sent(config, server, client)
+    expert_ids_H = sent_K.nonzero()[:, 0]
+    experts = server.experts if sent_K.all() else trees.tree_map(lambda leaf: leaf[expert_ids_H], server.experts)
     return Broadcast(experts, expert_ids_H, server.posterior, server.gate, released={})
 
 
 def deliver(config: FedMixConfig, server: ServerState, client: ClientId) -> Broadcast:
-    """A client that never trained gets the gates that were given away, if any."""
-    held = send_held(config, server, client)
-    return held if has_reported(server, client) else held._replace(released=server.released)
-
-
-def has_reported(server: ServerState, client: ClientId) -> bool:
-    return client < len(server.usage) and bool(server.usage[client].any())
-
-
-def fault_in_usage(usage_K: Tensor) -> str | None:
-    """q(z|s) is what an update is weighted by, so a client may not claim more than there is."""
-    fair = bool((usage_K >= 0).all()) and abs(float(usage_K.sum()) - 1) < 1e-3
-    return None if fair else f"its usage {[round(share, 4) for share in usage_K.tolist()]} is not a distribution"
+    """A client that never trained gets the gates that were released, if any."""
+    sent = send_experts(config, server, client)
+    return sent if has_reported(server, client) else sent._replace(released=server.released)
 
 
 def update_like(config: FedMixConfig, sent: Broadcast) -> Update:
@@ -250,15 +236,15 @@ def local_update(
         usage=own_SK,
         trained=client.trained + 1,
     )
-    told_SK = own_SK if config.condition == "client" else usage_SK
+    reported_SK = own_SK if config.condition == "client" else usage_SK
     if config.objective == "mixture":
-        told_SK = mean_gate(config, setup, trained, frozen, data.train)
+        reported_SK = mean_gate(config, setup, trained, frozen, data.train)
     update = Update(
         experts=trained["experts"],
         expert_ids=shared.expert_ids,
         posterior=trained.get("posterior", shared.posterior),
         gate=trained["gate"] if config.share_gates else {},
-        usage=told_SK,
+        usage=reported_SK,
         num_examples=data.train.counts.to(torch.float32),
     )
     updates = [only_in_use(trees.pick(update, s), in_use_H) for s, in_use_H in enumerate(in_use_SH)]
@@ -269,5 +255,5 @@ def only_in_use(update: Update, in_use_H: Tensor) -> Update:
     """A pruned expert was not trained and is not sent."""
     if in_use_H.all():
         return update
-    kept = trees.tree_map(lambda leaf: leaf[in_use_H], update.experts)
-    return update._replace(experts=kept, expert_ids=update.expert_ids[in_use_H])
+    experts = trees.tree_map(lambda leaf: leaf[in_use_H], update.experts)
+    return update._replace(experts=experts, expert_ids=update.expert_ids[in_use_H])

@@ -1,4 +1,4 @@
-"""p(s|x) for FedMix (Reisser et al. 2021, eq. 18): every client gives away a density of its own inputs, a small VAE."""
+"""p(s|x) for FedMix (Reisser et al. 2021, eq. 18): every client releases a density of its own inputs, a small VAE."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,12 @@ from fedmoe.errors import ConfigError
 from fedmoe.models.network import Network
 from fedmoe.models.vae import LATENT, log_density, negative_bound, vae_network
 from fedmoe.streams import Streams, torch_stream
+from fedmoe.training.batch import Batch, Trainable
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Group, fit
-from fedmoe.training.inference import Batch, Trainable
 from fedmoe.training.settings import LocalTraining
 
-# Appendix F: Adam with its defaults, batches of 10, stopped after three epochs without a better validation bound.
+# Appendix F: Adam with its defaults, batches of 10, stopped after three epochs without a better validation loss.
 PLAN = LocalTraining(epochs=100, batch_size=10, learning_rate=1e-3, optimizer="adam", patience=3)
 DRAWS = 4  # of the latent variable, for p(x|s): more cost as much again, each
 
@@ -23,7 +23,7 @@ DRAWS = 4  # of the latent variable, for p(x|s): more cost as much again, each
 def density_network(setup: AlgorithmSetup) -> Network:
     if not setup.release:
         raise ConfigError(
-            "algorithm.new_clients='density' weighs gates that clients give away, but schedule.release is off. "
+            "algorithm.new_clients='density' weighs gates that clients release, but schedule.release is off. "
             "Set schedule.release = true, or algorithm.new_clients = 'prior'."
         )
     return vae_network(setup.input_shape)
@@ -54,7 +54,7 @@ def draw_latent(generator: torch.Generator, count: int) -> Tensors:
 
 
 def log_densities(network: Network, params_S: Tensors, x: Tensor) -> Tensor:
-    """log p(x|s): (S, B). The same draws for every client and every call, so an answer does not depend on chance."""
+    """log p(x|s): (S, B). The same draws for every client and every call, so a prediction does not depend on chance."""
     noise_ML = torch.randn(DRAWS, LATENT, generator=torch_stream("vae", "density"))
     size = len(next(iter(params_S.values())))
     return torch.stack([log_density(network, params, x, noise_ML) for params in trees.unstack(params_S, size)])

@@ -12,20 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from fedmoe.algorithms.fedmix.kernel_inputs import FedMixKernel
 from fedmoe.algorithms.fedmix.states import Broadcast, ClientState, FedMixConfig
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.models.network import Network
-from fedmoe.native.trainer import FedMixInputs
 from fedmoe.streams import Streams
-from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Fitted, Group, fit
-from fedmoe.training.inference import Backend, Batch, Trainable, per_example
+from fedmoe.training.batch import Batch, Trainable
+from fedmoe.training.fit import Fitted, Group
 from fedmoe.training.kernel_spec import KernelSpec
+from fedmoe.training.local import LocalTrainer
 from fedmoe.training.optimizers import Sgd
-from fedmoe.training.settings import LocalTraining
 
 
 def num_conditions(config: FedMixConfig, setup: AlgorithmSetup) -> int:
@@ -93,7 +92,7 @@ def blank_gate(config: FedMixConfig, setup: AlgorithmSetup) -> Tensors:
 
 def trains_posterior(config: FedMixConfig) -> bool:
     """phi is trained by eq. 6; eq. 3 has no q, and a q of the client's own is not shared."""
-    return config.objective == "bound" and config.condition != "client"
+    return config.objective == "variational" and config.condition != "client"
 
 
 def posterior_part(config: FedMixConfig, shared: Broadcast) -> Tensors:
@@ -105,24 +104,24 @@ def private_parts(config: FedMixConfig, shared: Broadcast, own: ClientState) -> 
     return {"gate": shared.gate or own.gate, **bias}
 
 
-def answers_at(network: Network, parts: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+def outputs_at(network: Network, parts: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
     """Log-probabilities (H, B, C) and features (H, B, F); from the cache where the experts are frozen."""
-    if "answers" in batch.extra:
-        num_scores = batch.extra["answers"].shape[-1] - parts["gate"]["weight"].shape[-1]
-        scores_HBC, features_HBF = batch.extra["answers"].transpose(0, 1).tensor_split([num_scores], dim=-1)
+    if "expert_outputs" in batch.extra:
+        num_scores = batch.extra["expert_outputs"].shape[-1] - parts["gate"]["weight"].shape[-1]
+        scores_HBC, features_HBF = batch.extra["expert_outputs"].transpose(0, 1).tensor_split([num_scores], dim=-1)
     else:
-        scores_HBC, features_HBF = equations.expert_answers(network, parts["experts"], batch.x, training=batch.training)
+        scores_HBC, features_HBF = equations.expert_outputs(network, parts["experts"], batch.x, training=batch.training)
     return F.log_softmax(scores_HBC + parts.get("output_bias", 0.0), dim=-1), features_HBF
 
 
-def with_answers(network: Network, experts_SH: Tensors, examples: Examples, backend: Backend) -> Examples:
-    """Frozen experts say the same every epoch: ask them once."""
+def with_expert_outputs(network: Network, experts_SH: Tensors, examples: Examples, trainer: LocalTrainer) -> Examples:
+    """Frozen experts have the same outputs in every epoch: compute them once."""
 
-    def answers(experts_H: Tensors, batch: Batch) -> Tensor:
-        return torch.cat(equations.expert_answers(network, experts_H, batch.x), dim=-1).transpose(0, 1)
+    def outputs(experts_H: Tensors, batch: Batch) -> Tensor:
+        return torch.cat(equations.expert_outputs(network, experts_H, batch.x), dim=-1).transpose(0, 1)
 
-    answers_SNHX = per_example(answers, experts_SH, examples, backend)
-    return examples._replace(extra={**examples.extra, "answers": answers_SNHX})
+    outputs_SNHX = trainer.per_example(outputs, experts_SH, examples)
+    return examples._replace(extra={**examples.extra, "expert_outputs": outputs_SNHX})
 
 
 def posterior_at(config: FedMixConfig, trainable: Trainable, parts: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -146,32 +145,41 @@ class Objective:
     def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         parts = {**frozen, **trainable.get("mixture", {})}
         expert_ids_H, in_use_H = parts["expert_ids"], parts["in_use"]
-        log_probs_HBC, features_HBF = answers_at(self.network, parts, batch)
+        log_probs_HBC, features_HBF = outputs_at(self.network, parts, batch)
         log_q_BK, usage_K = posterior_at(self.config, trainable, parts, batch)
         pooled_BF = equations.pooled_features(usage_K[expert_ids_H], in_use_H, features_HBF)
         log_gate_BK = equations.log_gate(parts["gate"], pooled_BF)
         log_likelihood_BH = equations.log_likelihoods(log_probs_HBC, batch.y)
         if self.config.objective == "mixture":
-            kept_BH = equations.kept_gate(log_gate_BK, expert_ids_H, in_use_H)
-            return -equations.log_marginal(kept_BH, log_likelihood_BH)
-        kept_q_BH = equations.kept_posterior(log_q_BK[:, expert_ids_H], in_use_H)
-        bound_B = equations.lower_bound(log_q_BK, kept_q_BH, log_likelihood_BH, log_gate_BK)
-        return -bound_B - equations.entropy(log_q_BK) if self.config.entropy else -bound_B
+            log_gate_BH = equations.pruned_gate(log_gate_BK, expert_ids_H, in_use_H)
+            return -equations.log_marginal(log_gate_BH, log_likelihood_BH)
+        pruned_q_BH = equations.pruned_posterior(log_q_BK[:, expert_ids_H], in_use_H)
+        objective_B = equations.expected_log_joint(log_q_BK, pruned_q_BH, log_likelihood_BH, log_gate_BK)
+        return -objective_B - equations.entropy(log_q_BK) if self.config.entropy else -objective_B
 
-    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | None:
+    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str:
         """Algorithms 1 and 2 as printed, and eq. 10-13 without pruning, where experts and gate are trained."""
         config, own_q = self.config, self.config.condition == "client"
-        printed = config.objective == "bound" and not config.entropy and not config.personal_bias
-        if not printed or "experts" not in params_S or "gate" not in params_S or not self.network.has_native_features:
-            return None
+        if config.objective != "variational" or config.entropy or config.personal_bias:
+            return "the kernels know FedMix's variational objective without entropy and personal biases only"
+        if "experts" not in params_S or "gate" not in params_S:
+            return "the kernels train FedMix's experts and gate together, and one of them is frozen"
+        if not self.network.has_native_features:
+            return f"the {self.network.name} has no layer before its output layer, whose output the gate could read"
         if own_q and not frozen_S["in_use"].all():
-            return None
-        values_SN = condition_values(config, data.y, data.extra)
-        told = values_SN, frozen_S["expert_ids"], frozen_S["in_use"], frozen_S["shares"]
-        holding = FedMixInputs(*(tensor.contiguous() for tensor in told))
-        return KernelSpec(
-            {"experts/": self.network}, holding=holding, usage=("usage", config.damping) if own_q else None
+            return "the kernels do not prune where every client has a q of its own"
+        kernel = FedMixKernel(
+            num_experts=config.num_experts,
+            num_features=self.network.num_features,
+            num_values=None if own_q else params_S["posterior"].shape[1],
+            condition_SN=condition_values(config, data.y, data.extra),
+            expert_ids_SH=frozen_S["expert_ids"],
+            in_use_SH=frozen_S["in_use"],
+            shares_SR=frozen_S["shares"],
+            damping=config.damping,
+            usage_group="usage",
         )
+        return KernelSpec({"experts/": self.network}, num_copies=frozen_S["expert_ids"].shape[1], objective=kernel)
 
 
 def own_usage(config: FedMixConfig, network: Network, share_SK: Tensor, data: Examples) -> Group:
@@ -185,7 +193,7 @@ def own_usage(config: FedMixConfig, network: Network, share_SK: Tensor, data: Ex
         parts = {**frozen, **trainable.get("mixture", {})}
         usage_K: Tensor = trainable["usage"]["share"]
         with torch.no_grad():
-            log_probs_HBC, features_HBF = answers_at(network, parts, batch)
+            log_probs_HBC, features_HBF = outputs_at(network, parts, batch)
             pooled_BF = equations.pooled_features(usage_K[parts["expert_ids"]], parts["in_use"], features_HBF)
             log_gate_BH = equations.log_gate(parts["gate"], pooled_BF)[:, parts["expert_ids"]]
             log_joint_BH = log_gate_BH + equations.log_likelihoods(log_probs_HBC, batch.y)
@@ -207,19 +215,19 @@ def train_parts(
     frozen: Tree,
     usage_SK: Tensor,
     data: ClientData,
-    plan: LocalTraining,
+    trainer: LocalTrainer,
     rng: Streams,
     *,
     stop_early: bool = False,
 ) -> Fitted:
     """Train `parts` of the mixture, and the clients' own q(z|s), the group "usage", where they have one."""
     losses = Objective(config, setup.expert)
-    groups = {"mixture": Group(parts, losses, data.train, plan.make_optimizer())} if parts else {}
+    groups = {"mixture": trainer.group(parts, losses, data.train)} if parts else {}
     if config.condition == "client":
-        groups["usage"] = own_usage(config, setup.expert, usage_SK, data.train)
-    groups = {name: group._replace(augmentation=plan.augmentation) for name, group in groups.items()}
-    stopping = EarlyStopping(losses, data.validation, plan.patience, plan.check_every) if stop_early else None
-    return fit(groups, plan.schedule, rng, setup.backend, frozen=frozen, stopping=stopping)
+        usage = own_usage(config, setup.expert, usage_SK, data.train)
+        groups["usage"] = usage._replace(augmentation=trainer.settings.augmentation)
+    stopping = trainer.early_stopping(losses, data.validation) if stop_early else None
+    return trainer.fit(groups, rng, frozen, stopping)
 
 
 def mean_gate(config: FedMixConfig, setup: AlgorithmSetup, trained: Tree, frozen: Tree, examples: Examples) -> Tensor:
@@ -228,9 +236,9 @@ def mean_gate(config: FedMixConfig, setup: AlgorithmSetup, trained: Tree, frozen
     def gate(tree: tuple[Tree, Tree], batch: Batch) -> Tensor:
         parts = {**tree[1], **tree[0]}
         _, usage_K = posterior_at(config, {}, parts, batch)
-        _, features_HBF = answers_at(setup.expert, parts, batch)
+        _, features_HBF = outputs_at(setup.expert, parts, batch)
         pooled_BF = equations.pooled_features(usage_K[parts["expert_ids"]], parts["in_use"], features_HBF)
         return equations.log_gate(parts["gate"], pooled_BF).exp()
 
-    total_SK = per_example(gate, (trained, frozen), examples, setup.backend).sum(1)
+    total_SK = setup.federated.per_example(gate, (trained, frozen), examples).sum(1)
     return total_SK / total_SK.sum(-1, keepdim=True)

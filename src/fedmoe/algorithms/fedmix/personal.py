@@ -1,9 +1,7 @@
-"""How a FedMix client answers: with the gate that it trained, or with one fitted to its labels after the rounds.
+"""How a FedMix client predicts: with the gate that it trained, or with one fitted to its labels after the rounds.
 
-Shape suffixes: those of `fedmix_states`, S clients of a cohort, B examples.
+Shape suffixes: those of `fedmix.states`, S clients of a cohort, B examples.
 """
-
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,7 @@ from fedmoe.algorithms.fedmix.objective import (
     private_parts,
     train_parts,
     usage_of,
-    with_answers,
+    with_expert_outputs,
 )
 from fedmoe.algorithms.fedmix.release import average_bias, log_average_gate, log_client_shares
 from fedmoe.algorithms.fedmix.states import Broadcast, ClientState, FedMixConfig, PersonalState
@@ -49,8 +47,8 @@ def personalize(
     experts: Tensors = {}
     if config.fine_tune_epochs:
         start = {**parts, "experts": shared.experts, **posterior_part(config, shared)}
-        plan = replace(setup.federated, epochs=config.fine_tune_epochs, steps=None)
-        tuned = train_parts(config, setup, start, frozen, own_SK, data, plan, rng._replace(scope="fine-tune")).params
+        trainer = setup.federated.with_settings(epochs=config.fine_tune_epochs, steps=None)
+        tuned = train_parts(config, setup, start, frozen, own_SK, data, trainer, rng._replace(scope="fine-tune")).params
         parts, experts = tuned["mixture"], tuned["mixture"]["experts"]
         own_SK = tuned["usage"]["share"] if config.condition == "client" else own_SK
     return PersonalState(
@@ -75,11 +73,11 @@ def fit_gate(
     private = {name: part for name, part in parts.items() if name != "gate" or not config.share_gates}
     if not private and config.condition != "client":
         return parts, usage_SK
-    plan, kept = setup.personal, {**frozen, **parts}
-    if not plan.augment:  # else every batch has images that the experts have not answered yet
-        experts = kept.pop("experts")
-        data = data.map(lambda one: with_answers(setup.expert, experts, one, setup.backend))
-    fitted = train_parts(config, setup, private, kept, usage_SK, data, plan, rng, stop_early=True).params
+    trainer, fixed = setup.personal, {**frozen, **parts}
+    if not trainer.settings.augment:  # else every batch has images that the experts have not seen yet
+        experts = fixed.pop("experts")
+        data = data.map(lambda one: with_expert_outputs(setup.expert, experts, one, trainer))
+    fitted = train_parts(config, setup, private, fixed, usage_SK, data, trainer, rng, stop_early=True).params
     own_SK = fitted["usage"]["share"] if config.condition == "client" else usage_SK
     return {**parts, **fitted.get("mixture", {})}, own_SK
 
@@ -92,23 +90,24 @@ def predict(
     personal: PersonalState | None,
     x: Tensor,
 ) -> Tensor:
-    """Eq. 2: with the client's own gate; with the average of those given away, if it has none; else all alike."""
+    """Eq. 2: with the client's own gate; with the average of those released, if it has none; else all alike."""
     own = client if personal is None else personal
     experts = shared.experts if personal is None else personal.experts or shared.experts
-    scores_HBC, features_HBF = equations.expert_answers(setup.expert, experts, x)
+    scores_HBC, features_HBF = equations.expert_outputs(setup.expert, experts, x)
     if shared.released and not own.trained:
         log_shares_SB = log_client_shares(setup, shared.released, x)
-        log_gate_BK = log_average_gate(shared.released, features_HBF, log_shares_SB)
-        return equations.log_mixture(log_gate_BK, log_answers(config, scores_HBC, average_bias(shared.released)))
+        log_gate_BK = log_average_gate(config, shared.released, features_HBF, log_shares_SB)
+        return equations.log_mixture(log_gate_BK, log_class_probs(config, scores_HBC, average_bias(shared.released)))
     usage_K = own_usage_of(config, shared, client) if personal is None else personal.usage
     in_use_H = equations.experts_in_use(usage_K[shared.expert_ids], config.floor)
     pooled_BF = equations.pooled_features(usage_K[shared.expert_ids], in_use_H, features_HBF)
-    log_gate_BK = equations.log_gate(shared.gate or own.gate, pooled_BF)
-    log_gate_BH = equations.kept_gate(log_gate_BK, shared.expert_ids, in_use_H)
-    return equations.log_mixture(log_gate_BH, log_answers(config, scores_HBC, own.output_bias))
+    gate = (shared.gate or client.gate) if personal is None else personal.gate  # fine-tuning moves a shared gate too
+    log_gate_BK = equations.log_gate(gate, pooled_BF)
+    log_gate_BH = equations.pruned_gate(log_gate_BK, shared.expert_ids, in_use_H)
+    return equations.log_mixture(log_gate_BH, log_class_probs(config, scores_HBC, own.output_bias))
 
 
-def log_answers(config: FedMixConfig, scores_HBC: Tensor, bias_C: Tensor) -> Tensor:
+def log_class_probs(config: FedMixConfig, scores_HBC: Tensor, bias_C: Tensor) -> Tensor:
     return F.log_softmax(scores_HBC + bias_C if config.personal_bias else scores_HBC, dim=-1)
 
 

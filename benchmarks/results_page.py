@@ -1,0 +1,226 @@
+"""Keeps what the published numbers were computed from, and writes the tables of the results pages from it.
+
+    python benchmarks/results_page.py store NAME RUN... --commit SHA    # finished runs -> results/NAME/runs/*.json
+    python benchmarks/results_page.py write                             # every generated table anew
+
+A page marks the place of a table: `<!-- table: KIND runs/PATTERN -->`, the table, `<!-- /table -->`; kinds are below.
+tests/test_results_pages.py compares the tables with the stored runs, so neither changes without the other.
+"""
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedmoe.algorithms.catalog import CATALOG
+from fedmoe.evaluation.summary import interval, summarise
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+TABLE = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
+SCORE = ("client", "unseen", "model", "data", "accuracy", "loss", "examples")
+KEPT = ("name", "title", "algorithm", "seed", "backend", "rounds", "model_weights", "split_digest", "versions")
+DIGITS = 5
+
+Run = dict[str, Any]
+
+
+# Stored runs
+
+
+def store(name: str, folders: Sequence[Path], commit: str, command: str | None = None) -> None:
+    into = RESULTS / name / "runs"
+    into.mkdir(parents=True, exist_ok=True)
+    for folder in folders:
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        run = compact({**results, "command": command or results["command"]}, commit)
+        (into / f"{folder.name}.json").write_text(one_line_per_key(run), encoding="utf-8")
+
+
+def compact(results: Run, commit: str) -> Run:
+    """One run: what it was, with which code and settings, and its scores by client."""
+    return {
+        **{key: results[key] for key in KEPT},
+        "commit": commit,
+        "command": portable(results["command"]),
+        "config": results["config"],
+        "bytes": [results["traffic"][key] for key in ("bytes_up", "bytes_down")],
+        "curve": [rounded(point) for point in results.get("curve", ())],
+        "scores": [SCORE, *([rounded(score[key]) for key in SCORE] for score in results["scores"])],
+    }
+
+
+def portable(command: str) -> str:
+    """Without the folder that one machine kept the run in."""
+    words = shlex.split(command)
+    return shlex.join(word for n, word in enumerate(words) if words[n - 1] != "--dir" and not word.startswith("--dir"))
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def one_line_per_key(run: Run) -> str:
+    """Small, and still readable as a difference between two commits: long lists have a line for each entry."""
+    lines = []
+    for key, value in run.items():
+        if isinstance(value, list) and len(value) > 2:
+            entries = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value)
+            lines.append(f"{json.dumps(key)}: [\n  {entries}\n ]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def load(folder: Path, pattern: str) -> list[Run]:
+    """In the order of the catalog, then of titles and seeds. Scores as `summarise` reads them."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(pattern))]
+    for run in runs:
+        names, *rows = run["scores"]
+        run["scores"] = [dict(zip(names, row, strict=True)) for row in rows]
+    order = list(CATALOG)
+    return sorted(runs, key=lambda run: (order.index(run["algorithm"]), run["title"], run["seed"]))
+
+
+# Kinds of tables
+
+
+def methods(folder: Path, pattern: str) -> list[list[str]]:
+    """Accuracy in percent, mean over clients, before → after personalisation, ± 95% over seeds."""
+    runs = load(folder, pattern)
+    rows = summarise(runs)
+    parts = {"own": "own data", "global": "global", "unseen": "unseen clients", "pooled": "new client, pooled data"}
+    parts = {part: title for part, title in parts.items() if any(row[part] for row in rows)}
+    table = [["method", "seeds", *parts.values(), "worst 10% of own", "GB up and down"]]
+    for row in rows:
+        own = [run for run in runs if run["title"] == row["title"]]
+        table.append(
+            [
+                row["title"].replace("|", r"\|"),
+                ", ".join(str(run["seed"]) for run in own),
+                *(accuracy(row[part]) for part in parts),
+                f"{100 * row['own']['worst_decile']:.1f}",
+                f"{fmean(sum(run['bytes']) for run in own) / 1e9:.2f}",
+            ]
+        )
+    return table
+
+
+def accuracy(cell: Run | None) -> str:
+    if cell is None:
+        return "–"
+    before = "" if cell["before"] is None else f"{100 * cell['before']:.1f} → "
+    return before + f"{100 * cell['mean']:.1f}" + spread(cell["interval"])
+
+
+def spread(half_width: float | None) -> str:
+    return "" if half_width is None else f" ± {100 * half_width:.1f}"
+
+
+def choice(folder: Path, pattern: str) -> list[list[str]]:
+    """Own accuracy (and loss) of the last round's model by data set, mean over clients and seeds; against FedAvg."""
+    runs = load(folder, pattern)
+    tasks = list(dict.fromkeys(run["name"] for run in runs))
+    found = {(run["title"], run["name"], run["seed"]): own_before(run) for run in runs}
+    table = [["method", *tasks, "ahead of FedAvg, mean", "worst data set"]]
+    for title in dict.fromkeys(run["title"] for run in runs):
+        cells, ahead = [], []
+        for task in tasks:
+            own = [value for (method, data, _), value in found.items() if (method, data) == (title, task)]
+            base = [value for (method, data, _), value in found.items() if (method, data) == ("FedAvg", task)]
+            cells.append(f"{100 * fmean(a for a, _ in own):.1f} ({fmean(loss for _, loss in own):.3f})")
+            ahead.append(fmean(a for a, _ in own) - fmean(a for a, _ in base))
+        table.append([title, *cells, f"{100 * fmean(ahead):+.1f}", f"{100 * min(ahead):+.1f}"])
+    return table
+
+
+def own_before(run: Run) -> tuple[float, float]:
+    own = [score for score in run["scores"] if score["data"] == "own" and score["model"] == "before"]
+    return fmean(score["accuracy"] for score in own), fmean(score["loss"] for score in own)
+
+
+def seeds(folder: Path, pattern: str) -> list[list[str]]:
+    """Own accuracy before personalisation by seed, and that of a new client on the pooled data."""
+    runs = load(folder, pattern)
+    numbers = sorted({run["seed"] for run in runs})
+    table = [["method", *(f"own data: seed {n}" for n in numbers), "mean", "new client, mean", "global, mean"]]
+    for title in dict.fromkeys(run["title"] for run in runs):
+        mine = {run["seed"]: run for run in runs if run["title"] == title}
+        own = {seed: mean_before(run, "own") for seed, run in mine.items()}
+        cells = [f"{100 * own[n]:.1f}" if n in own else "–" for n in numbers]
+        others = [over_seeds([mean_before(run, data) for run in mine.values()]) for data in ("pooled", "global")]
+        table.append([title.replace("|", r"\|"), *cells, over_seeds(list(own.values())), *others])
+    return table
+
+
+def mean_before(run: Run, data: str) -> float:
+    found = [s["accuracy"] for s in run["scores"] if s["data"] == data and s["model"] == "before"]
+    return fmean(found)
+
+
+def over_seeds(values: Sequence[float]) -> str:
+    return f"{100 * fmean(values):.1f}" + spread(interval(values))
+
+
+def stored(folder: Path, pattern: str) -> list[list[str]]:
+    """Which folders hold the scores by client, and of which code."""
+    table = [["folder", "runs stored", "commit", "backend"]]
+    for path in sorted(page.parent for page in folder.glob("*/README.md")):
+        runs = load(path, pattern)
+        names = [", ".join(sorted({run[key] for run in runs})) or "–" for key in ("commit", "backend")]
+        table.append([f"[`{path.name}`]({path.name}/README.md)", str(len(runs)), *names])
+    return table
+
+
+KINDS: dict[str, Callable[[Path, str], list[list[str]]]] = {
+    "methods": methods,
+    "choice": choice,
+    "seeds": seeds,
+    "stored": stored,
+}
+
+
+# Pages
+
+
+def rendered(page: Path) -> str:
+    """The text of a page with every generated table made anew."""
+
+    def table(found: re.Match[str]) -> str:
+        opening, kind, pattern, _, closing = found.groups()
+        header, *rows = KINDS[kind](page.parent, pattern)
+        lines = [header, ["---"] * len(header), *rows]
+        return opening + "".join(f"| {' | '.join(line)} |\n" for line in lines) + closing
+
+    return TABLE.sub(table, page.read_text(encoding="utf-8"))
+
+
+def pages() -> list[Path]:
+    found = sorted(RESULTS.rglob("README.md"))
+    return [page for page in found if TABLE.search(page.read_text(encoding="utf-8"))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    storing = verbs.add_parser("store")
+    storing.add_argument("name")
+    storing.add_argument("runs", nargs="+", type=Path)
+    storing.add_argument("--commit", required=True, help="of the code that made the runs")
+    storing.add_argument("--command", help="for runs that were started from Python")
+    verbs.add_parser("write")
+    asked = parser.parse_args()
+    if asked.verb == "store":
+        store(asked.name, asked.runs, asked.commit, asked.command)
+    else:
+        for page in pages():
+            page.write_text(rendered(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

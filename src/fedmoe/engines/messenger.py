@@ -1,0 +1,159 @@
+"""What a session and its workers say to each other: requests cut into cohorts, replies read and checked."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedmoe.algorithms.algorithm import Exchange
+from fedmoe.assembly import Parts
+from fedmoe.core_types import ClientId, Tree
+from fedmoe.encoding import Bytes
+from fedmoe.encoding import Parts as EncodedParts
+from fedmoe.engines.frames import Cohort, frame_of, shared
+from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.protocol import Phase, Transport, exchanges_of
+from fedmoe.engines.replies import (
+    NO_REPLY,
+    Replies,
+    Reply,
+    read_header,
+    read_replies,
+    reported_error,
+    sort_replies,
+)
+from fedmoe.engines.score_replies import read_scores
+from fedmoe.engines.update_checks import UpdateLimits
+from fedmoe.evaluation.metrics import Score
+
+VersionOf = Callable[[ClientId], int]  # the state version that a message names for a client
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which exchange, in which step; `version` is that of the states that clients come to, None if they keep none."""
+
+    phase: Phase
+    index: int
+    step: int
+    version: int | None
+
+    @property
+    def reply_to(self) -> str:
+        """What a reply must repeat: one to another question, such as that of the round before, is rejected."""
+        return f"{self.phase}:{self.step}:{self.index}"
+
+
+class Messenger:
+    def __init__(self, parts: Parts, transport: Transport) -> None:
+        self.algorithm, self.num_clients = parts.algorithm, parts.federation.num_clients
+        self.cohort_size, self.transport = parts.cohort_size, transport
+        self.limits = UpdateLimits(max_norm=parts.config.schedule.max_update_norm)
+
+    def exchange(
+        self,
+        server: Tree,
+        question: Question,
+        updates: Mapping[ClientId, Sequence[Any]],
+        version_of: VersionOf,
+        manifest: Manifest,
+    ) -> Replies:
+        """Ask the clients of `updates`, which are the updates that each has sent earlier in this step."""
+        exchange = exchanges_of(self.algorithm, question.phase)[question.index]
+        offered = {client: exchange.broadcast(server, client, updates[client]) for client in sorted(updates)}
+        broadcasts = shared({client: broadcast for client, broadcast in offered.items() if broadcast is not None})
+        header = {
+            "do": "exchange", "phase": question.phase, "index": question.index, "round": question.step,
+            "version": question.version, "reply_to": question.reply_to,
+        }  # fmt: skip
+        replies: dict[ClientId, Reply] = {}
+        for cohort, frame in self._run(header, self.cohorts(broadcasts, exchange), version_of):
+            replies |= read_replies(exchange, cohort, question.reply_to, frame, manifest, self.limits)
+        lost = {client: NO_REPLY for client in broadcasts if client not in replies}
+        self.count_down(manifest, exchange.name, broadcasts)
+        return sort_replies(exchange, question.step, replies | lost, broadcasts, manifest)
+
+    def personalize(
+        self, delivered: dict[ClientId, Tree], final_version: int, version_of: VersionOf
+    ) -> Iterator[list[ClientId]]:
+        """In two parts at least, since this is long work: a single cohort would leave workers idle.
+
+        Cohorts are cut before finished ones are skipped, so that a stop changes no client's company.
+        """
+        done = set(self._ask({"do": "personalized", "version": final_version})["clients"])
+        cohorts = self.cohorts(delivered, self.algorithm.delivery[-1], most=-(-len(delivered) // 2))
+        yield sorted(client for cohort in cohorts if done.issuperset(cohort.clients) for client in cohort.clients)
+        rest = [cohort for cohort in cohorts if not done.issuperset(cohort.clients)]
+        for cohort, frame in self._run({"do": "personalize", "version": final_version}, rest, version_of):
+            _read(frame)
+            yield cohort.clients
+
+    def scores(
+        self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
+    ) -> Iterator[list[Score]]:
+        """Client by client, of the models before personalisation and, with a `final` version, after it."""
+        reply_to = f"score:{step}"
+        header = {"do": "score", "final": final, "send": True, "reply_to": reply_to}
+        for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
+            yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients)
+
+    def score_in_private(self, delivered: dict[ClientId, Tree], final: int | None, version_of: VersionOf) -> None:
+        """Clients score themselves and keep the figures."""
+        header = {"do": "score", "final": final, "send": False, "reply_to": "score"}
+        for _, frame in self._run(header, self._one_by_one(delivered), version_of):
+            _read(frame)
+
+    def drop_older(self, versions: Mapping[ClientId, int]) -> None:
+        self._ask({"do": "drop", "older_than": [[client, version] for client, version in versions.items()]})
+
+    def missing(self, versions: Mapping[ClientId, int]) -> list[ClientId]:
+        """Which of these private states nobody has."""
+        wanted = [[client, version] for client, version in versions.items()]
+        missing: list[ClientId] = self._ask({"do": "find_missing", "states": wanted})["clients"]
+        return missing
+
+    def count_down(self, manifest: Manifest, exchange: str, broadcasts: Mapping[ClientId, Tree]) -> None:
+        times = Counter(map(id, broadcasts.values()))
+        for broadcast in {id(broadcast): broadcast for broadcast in broadcasts.values()}.values():
+            manifest.count_down(exchange, broadcast, times[id(broadcast)])
+
+    def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, most: int | None = None) -> list[Cohort]:
+        """Clients with equal keys, in the order of ids, in groups whose size does not depend on the workers."""
+        if not broadcasts:
+            return []
+        by_key: dict[Any, list[ClientId]] = {}
+        for client in sorted(broadcasts):
+            by_key.setdefault(exchange.cohort_key(broadcasts[client]), []).append(client)
+        size = self.cohort_size(len(broadcasts)) if callable(self.cohort_size) else self.cohort_size
+        size = min(size, most or size)
+        groups = [group[i : i + size] for group in by_key.values() for i in range(0, len(group), size)]
+        return [Cohort(group, [broadcasts[client] for client in group]) for group in groups]
+
+    def _one_by_one(self, delivered: dict[ClientId, Tree]) -> list[Cohort]:
+        return self.cohorts(delivered, self.algorithm.delivery[-1], most=1)
+
+    def _run(
+        self, header: Mapping[str, Any], cohorts: Sequence[Cohort], version_of: VersionOf
+    ) -> Iterator[tuple[Cohort, Bytes]]:
+        """Each cohort with the reply of its worker, as replies arrive."""
+        encoded: dict[int, EncodedParts] = {}
+        frames = [
+            frame_of({**header, "state_versions": list(map(version_of, cohort.clients))}, cohort, encoded)
+            for cohort in cohorts
+        ]
+        for index, frame in self.transport.run(frames):
+            error = reported_error(frame) if self.transport.trusted else None
+            if error:
+                raise error
+            yield cohorts[index], frame
+
+    def _ask(self, header: dict[str, Any]) -> dict[str, Any]:
+        """One of the workers, about what all of them share."""
+        (frame,) = (frame for _, frame in self.transport.run([frame_of(header, Cohort([], []), {})]))
+        return _read(frame)
+
+
+def _read(frame: Bytes) -> dict[str, Any]:
+    if error := reported_error(frame):
+        raise error
+    return read_header(frame)

@@ -1,0 +1,61 @@
+"""Scores are a message like any other: declared, checked, and counted in a section of their own."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedmoe.core_types import ClientId
+from fedmoe.errors import MessageError
+from fedmoe.evaluation.metrics import Score
+from fedmoe.wire import message
+
+MODELS = ("before", "after")
+DATA = ("own", "global", "pooled")
+
+
+@message
+class ScoreMessage(NamedTuple):
+    """One client's scores, one after another (M,)."""
+
+    model: Tensor  # which of MODELS
+    data: Tensor  # which of DATA
+    accuracy: Tensor
+    loss: Tensor
+    examples: Tensor
+
+
+def score_message(scores: Sequence[Score]) -> ScoreMessage:
+    def whole(numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64)
+
+    return ScoreMessage(
+        model=whole([MODELS.index(score.model) for score in scores]),
+        data=whole([DATA.index(score.data) for score in scores]),
+        accuracy=torch.tensor([score.accuracy for score in scores], dtype=torch.float64),
+        loss=torch.tensor([score.loss for score in scores], dtype=torch.float64),
+        examples=whole([score.examples for score in scores]),
+    )
+
+
+def scores_in(sent: ScoreMessage, client: ClientId, *, unseen: bool) -> list[Score]:
+    """The scores that a client sent: a diverged model's loss may be no number, everything else must be in range."""
+    _check(sent)
+    columns = zip(*(column.tolist() for column in sent), strict=True)
+    return [Score(client, unseen, MODELS[m], DATA[d], accuracy, loss, n) for m, d, accuracy, loss, n in columns]
+
+
+def _check(sent: ScoreMessage) -> None:
+    count = len(MODELS) * len(DATA)
+    kinds = {"model": torch.int64, "data": torch.int64, "examples": torch.int64}
+    for name, column in sent._asdict().items():
+        if column.dtype != kinds.get(name, torch.float64) or column.dim() != 1 or len(column) != len(sent.model):
+            raise MessageError(f"{name} is {column.dtype} {tuple(column.shape)}, not a column of the scores")
+    ranges = {"model": (0, len(MODELS) - 1), "data": (0, len(DATA) - 1), "accuracy": (0, 1), "examples": (1, 2**53)}
+    for name, (low, high) in ranges.items():
+        column = getattr(sent, name)
+        if not bool(((column >= low) & (column <= high)).all()):
+            raise MessageError(f"{name} is not within {low} … {high}")
+    if len({*zip(sent.model.tolist(), sent.data.tolist(), strict=True)}) != len(sent.model) or len(sent.model) > count:
+        raise MessageError("a score is there more than once")

@@ -1,0 +1,62 @@
+"""What is added to the gradient of a group beside that of its loss: a proximal pull, and a constant.
+
+Shape suffixes: S clients of a cohort, R clients that take this step, P parameters of a group.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedmoe.core_types import Tree
+from fedmoe.errors import MessageError
+from fedmoe.training.flat import Layout
+
+
+class Proximal(NamedTuple):
+    """The term strength / 2 |w - towards|^2 of FedProx (Li et al. 2020) and Ditto (Li et al. 2021)."""
+
+    towards_S: Tree  # of the structure of the parameters, a row per client
+    strength: float
+
+
+class Corrections(NamedTuple):
+    """As rows of the flat parameters; None for none."""
+
+    anchor_SP: Tensor | None = None
+    strength: float = 0.0
+    offset_SP: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, proximal: Proximal | None, gradient_offset: Tree | None, layout: Layout, flat_SP: Tensor
+    ) -> "Corrections":
+        return cls(
+            proximal and _packed(proximal.towards_S, layout, flat_SP, "the weights of the proximal term"),
+            proximal.strength if proximal else 0.0,
+            None if gradient_offset is None else _packed(gradient_offset, layout, flat_SP, "the gradient offset"),
+        )
+
+    def apply(self, grad_RP: Tensor, point_RP: Tensor, rows: list[int] | slice) -> None:
+        """In place. `point_RP` are the parameters at which the gradient was taken."""
+        if self.anchor_SP is not None:
+            grad_RP.add_(point_RP - self.anchor_SP[rows], alpha=self.strength)
+        if self.offset_SP is not None:
+            grad_RP.add_(self.offset_SP[rows])
+
+
+def _packed(tree_S: Tree, layout: Layout, flat_SP: Tensor, what: str) -> Tensor:
+    other = Layout.of(tree_S)
+    if other != layout:
+        named, expected = (dict(zip(one.names, one.shapes, strict=True)) for one in (other, layout))
+        name = next(name for name in sorted(named.keys() | expected.keys()) if named.get(name) != expected.get(name))
+        raise MessageError(
+            f"{what} and the trained weights differ in {name!r}: shape {named.get(name)} there, "
+            f"{expected.get(name)} here. Give both the same structure."
+        )
+    rows_SP = layout.pack(tree_S)
+    if rows_SP.dtype != flat_SP.dtype or rows_SP.shape != flat_SP.shape:
+        raise MessageError(
+            f"{what} are {rows_SP.dtype} for {len(rows_SP)} clients, but the trained weights are {flat_SP.dtype} for "
+            f"{len(flat_SP)} clients."
+        )
+    return rows_SP

@@ -1,0 +1,40 @@
+"""The fast path is honest: what falls back from whole native epochs is known before a run."""
+
+import pytest
+
+from builders import tiny_federation, tiny_setup
+from contract.probes import PROBES
+from fedmoe.algorithms.catalog import CATALOG
+from fedmoe.algorithms.fedmix.algorithm import fedmix
+from fedmoe.algorithms.fedmix.states import FedMixConfig
+from fedmoe.algorithms.tracing import native_fallbacks
+
+STEP_BY_STEP = {
+    "biased_fedavg": ["group 'private' has a loss of its own"],
+    "lg_fedavg": ["group 'private' has a loss of its own"],
+    "fedmix": ["and one of them is frozen"],  # fitting a new client's gate
+}
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_rounds_are_whole_native_epochs_and_the_rest_says_why_not(name):
+    entry = CATALOG[name]
+    reasons = native_fallbacks(entry.factory(entry.config(), tiny_setup("native")), tiny_federation())
+    expected = STEP_BY_STEP.get(name, [])
+    assert len(reasons) == len(expected), reasons
+    assert all(part in reason for part, reason in zip(expected, reasons, strict=True)), reasons
+
+
+def test_an_option_that_the_kernels_do_not_know_is_named():
+    reasons = native_fallbacks(fedmix(FedMixConfig(entropy=True), tiny_setup("native")), tiny_federation())
+    assert "group 'mixture': the kernels know FedMix's bound without entropy" in reasons[0]
+
+
+def test_other_backends_have_nothing_to_fall_back_from():
+    for backend in ("batched", "sequential"):
+        assert native_fallbacks(fedmix(FedMixConfig(entropy=True), tiny_setup(backend)), tiny_federation()) == []
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_any_algorithm_on_the_contract_can_be_rehearsed(name):
+    native_fallbacks(PROBES[name].factory(PROBES[name].config(), tiny_setup("native")), tiny_federation())

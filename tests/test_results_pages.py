@@ -1,0 +1,69 @@
+"""Every generated table of the results pages says what the stored runs say."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedmoe.aggregation.server_optimizer import ServerOptimizer
+from fedmoe.algorithms.fedmix.states import FedMixConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+spec = importlib.util.spec_from_file_location("results_page", ROOT / "benchmarks" / "results_page.py")
+results_page = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(results_page)
+PAGES = results_page.pages()
+RUNS = sorted(results_page.RESULTS.glob("*/runs/*.json"))
+
+
+def test_there_are_pages_with_generated_tables():
+    assert PAGES and RUNS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_every_generated_table_equals_its_stored_runs(page):
+    words = "change the runs, or run: python benchmarks/results_page.py write"
+    assert page.read_text(encoding="utf-8") == results_page.rendered(page), words
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
+def test_a_stored_run_says_what_made_it(path):
+    run = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("title", "seed", "commit", "backend", "config", "split_digest", "versions"):
+        assert run[key] not in (None, ""), key
+    names, *rows = run["scores"]
+    assert rows and all(len(row) == len(names) for row in rows)
+    assert "/work" not in path.read_text() and "/tmp" not in path.read_text() and "/home" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", RUNS[:1], ids=str)
+def test_another_score_makes_another_table(path, tmp_path):
+    """The comparison above can fail: one client's accuracy, changed by a point."""
+    folder = tmp_path / path.parent.parent.name
+    shutil.copytree(path.parent.parent, folder)
+    page = folder / "README.md"
+    before = results_page.rendered(page)
+    copy = folder / "runs" / path.name
+    run = json.loads(copy.read_text(encoding="utf-8"))
+    names, *rows = run["scores"]
+    for row in rows:
+        row[names.index("accuracy")] -= 0.01
+    copy.write_text(json.dumps(run), encoding="utf-8")
+    assert results_page.rendered(page) != before
+
+
+def test_a_command_is_kept_without_the_folder_of_the_machine():
+    given = "fedmoe run a.toml --dir /tmp/x --set 'algorithm={name=\"fedavg\"}'"
+    assert results_page.portable(given) == "fedmoe run a.toml --set 'algorithm={name=\"fedavg\"}'"
+    assert results_page.portable("fedmoe run a.toml --dir=/tmp/x --set seed=1") == "fedmoe run a.toml --set seed=1"
+
+
+def test_fedmix_has_the_server_optimizer_by_default_that_came_out_best():
+    folder, pattern = results_page.RESULTS / "fedmix_defaults", "runs/*.json"
+    header, *rows = results_page.choice(folder, pattern)
+    ahead = {row[0]: float(row[header.index("ahead of FedAvg, mean")]) for row in rows if row[0].startswith("FedMix")}
+    best = max(ahead, key=ahead.get)
+    chosen = {run["title"]: run["config"]["algorithm"] for run in results_page.load(folder, pattern)}[best]
+    assert FedMixConfig().server_optimizer == ServerOptimizer(**chosen["server_optimizer"])
