@@ -59,8 +59,6 @@ class RunProgress:
         elif isinstance(event, Advanced):
             self._update(label, event.stage, event.done, event.total, "clients")
         else:
-            if label not in self._tasks:  # a finished run need not say that it started
-                self._update(label, "rounds", event.data["rounds"], event.data["rounds"])
             self._progress.update(self._tasks[label], description=f"{label} [green]done[/green]")
 
     def _update(self, label: str, stage: str, done: int, total: int | None, detail: str = "") -> None:
