@@ -99,6 +99,30 @@ def test_running_again_shows_the_same_numbers(fedmoe, config: Path, tmp_path: Pa
     assert again["scores"] == first["scores"]
 
 
+def test_a_finished_run_is_shown_and_its_own_config_is_taken_again(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    fedmoe("run", config)
+    home = tmp_path / "runs/small"
+    before = {path.name: path.read_bytes() for path in home.iterdir() if path.is_file() and path.name != ".lock"}
+    outcome = fedmoe("run", home / "config.toml")
+    assert outcome.code == 0 and "finished before, showing its results" in outcome.out
+    assert "Specialist mixture" in outcome.out and "resuming" not in outcome.out
+    assert {name: (home / name).read_bytes() for name in before} == before
+
+
+def test_updates_that_are_all_rejected_are_said_in_every_table(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("run", config, "--set", "algorithm.name=fedavg", "--set", "schedule.max_update_norm=1e-9")
+    words = "3 of 3 rounds had no accepted update"
+    assert outcome.code == 0 and words in outcome.out
+    for name in ("table.md", "report.html"):
+        assert words in (tmp_path / "runs/small" / name).read_text()
+
+
+def test_nobody_need_be_asked_for_scores(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = fedmoe("run", config, "--set", "evaluation.clients_asked=none")
+    assert outcome.code == 0 and "No client was asked for scores" in outcome.out
+    assert json.loads((tmp_path / "runs/small/results.json").read_bytes())["scores"] == []
+
+
 def test_compare_trains_shared_rounds_once_and_gives_the_numbers_of_separate_runs(  # type: ignore[no-untyped-def]
     fedmoe, config: Path, tmp_path: Path
 ) -> None:
@@ -268,6 +292,8 @@ def test_an_audit_of_a_folder_of_runs_names_them(fedmoe, config: Path) -> None: 
 def test_run_and_compare_of_one_config_do_not_share_a_folder(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     assert [fedmoe(command, config).code for command in ("run", "compare", "run")] == [0, 0, 0]
     assert (tmp_path / "runs/small-comparison/report.html").exists()
+    stored = json.loads((tmp_path / "runs/small-comparison/fedavg-seed0/results.json").read_bytes())
+    assert stored["name"] == "small-comparison/fedavg-seed0"  # where it is, below runs/
 
 
 @pytest.mark.parametrize(
@@ -333,7 +359,7 @@ def test_a_run_that_was_begun_natively_is_not_finished_otherwise(  # type: ignor
     assert again.code == 2 and "a run must end the way it began" in again.out
 
 
-def test_a_config_that_no_algorithm_takes_leaves_no_folder_claimed(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_config_that_no_algorithm_takes_leaves_no_folder_behind(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     odd = ("--set", "algorithm.name=fedmix", "--set", "algorithm.condition=angle")
     refused = fedmoe("run", config, "--dir", tmp_path / "run", *odd)
     assert refused.code == 2 and "carry no such side information" in refused.out
@@ -375,6 +401,9 @@ def test_a_folder_of_one_file_per_client_is_a_federation(fedmoe, tmp_path: Path)
     (tmp_path / "own.toml").write_text(OWN_FOLDER.format(folder=tmp_path / "clients"))
     outcome = fedmoe("run", tmp_path / "own.toml", "--set", "opt_out.clients=[1]")
     assert outcome.code == 0
+    assert "Lowest on own data, Fine-tuned: " in outcome.out
+    page = (tmp_path / "runs/run/report.html").read_text()
+    assert "Who holds what" in page and all(f">{name}</text>" in page for name in ("ann", "bob", "eve"))
     manifest = json.loads((tmp_path / "runs/run/manifest.json").read_bytes())
     assert manifest["opted_out_clients"] == [1] and set(manifest["messages_of_client"]) == {"0", "2"}
 

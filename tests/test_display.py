@@ -19,13 +19,9 @@ def shown(*events: Any) -> str:
     return console.file.getvalue()
 
 
-class Finished(Started):
-    finished = True
-
-
 def test_a_finished_run_is_not_resumed_but_shown() -> None:
     assert "fedavg: resuming after round 60 of 80" in shown(Started(80, 60, []))
-    words = shown(Finished(60, 60, []))
+    words = shown(Started(60, 60, [], finished=True))
     assert "fedavg: finished before, showing its results" in words and "resuming" not in words
 
 

@@ -36,26 +36,29 @@ audit_app = typer.Typer(
 app.add_typer(audit_app, name="audit")
 
 
-def _config_file(text: str) -> Path:
+# Typer shows the names of these functions in its help: what to write there.
+def path(text: str) -> Path:
+    return expanded(text)
+
+
+def toml_file(text: str) -> Path:
     """A mistyped name is said at once, before anything slow is imported."""
-    path = expanded(text)
-    if not path.is_file():
-        raise ConfigError(f"the config {path} cannot be read: there is no such file. Name an existing TOML file.")
-    return path
+    config = expanded(text)
+    if not config.is_file():
+        raise ConfigError(f"the config {config} cannot be read: there is no such file. Name an existing TOML file.")
+    return config
 
 
 ConfigPath = Annotated[
-    Path, typer.Argument(metavar="CONFIG", parser=_config_file, help="A TOML file; see the folder configs/.")
+    Path, typer.Argument(metavar="CONFIG", parser=toml_file, help="A TOML file; see the folder configs/.")
 ]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")
 ]
-Directory = Annotated[
-    Path | None, typer.Option("--dir", parser=expanded, metavar="FOLDER", help="Default: runs/<name>.")
-]
+Directory = Annotated[Path | None, typer.Option("--dir", parser=path, metavar="FOLDER", help="Default: runs/<name>.")]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--folder", parser=expanded, metavar="FOLDER", help="Where data sets are. Default: $FEDMOE_DATA."),
+    typer.Option("--folder", parser=path, metavar="FOLDER", help="Where data sets are. Default: $FEDMOE_DATA."),
 ]
 Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes. Default: one per core.", min=1)]
 
@@ -112,7 +115,7 @@ def compare_command(
     changes: Changes = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", parser=expanded, metavar="FOLDER", help="Default: runs/<name>-comparison."),
+        typer.Option("--dir", parser=path, metavar="FOLDER", help="Default: runs/<name>-comparison."),
     ] = None,
     workers: Workers = None,
 ) -> None:
@@ -123,7 +126,7 @@ def compare_command(
       fedmoe compare configs/digits.toml --seeds 0,1,2,3 --algorithms fedavg,fine_tuned,specialist_mixture
     """
     numbers = _seeds(seeds)
-    from fedmoe.comparison import compare_events, members
+    from fedmoe.comparison import compare_events, home_of, members
     from fedmoe.display.progress import RunProgress
     from fedmoe.interrupts import stop_on_signals
     from fedmoe.storage.results import read_results
@@ -131,8 +134,7 @@ def compare_command(
     if algorithms:
         changes = [*(changes or []), f"compare={[name.strip() for name in algorithms.split(',')]}"]
     chosen = _read(config, changes, workers)
-    # A folder of its own: runs/<name> is the home of `fedmoe run` with the same config.
-    home = directory or Path("runs") / f"{chosen.name}-comparison"
+    home = directory or Path("runs") / home_of(chosen)
     numbers = numbers or [chosen.seed]
     with stop_on_signals() as request, RunProgress(console) as progress:
         for member, event in compare_events(chosen, home, numbers, command=_command(), should_stop=request):
@@ -142,10 +144,10 @@ def compare_command(
 
 @app.command(name="report")
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", parser=expanded, help="Folders of finished runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", parser=path, help="Folders of finished runs.")],
     directory: Annotated[
         Path,
-        typer.Option("--dir", parser=expanded, metavar="FOLDER", help="Where the page, the table and the figures go."),
+        typer.Option("--dir", parser=path, metavar="FOLDER", help="Where the page, the table and the figures go."),
     ],
     title: Annotated[str, typer.Option(help="What the page is called.")] = "Runs",
 ) -> None:
@@ -209,7 +211,7 @@ def data_show(
     changes: Changes = None,
     picture: Annotated[
         Path | None,
-        typer.Option(parser=expanded, metavar="FILE", help="Also write the class counts as an SVG picture."),
+        typer.Option(parser=path, metavar="FILE", help="Also write the class counts as an SVG picture."),
     ] = None,
 ) -> None:
     """Draw the split of a config: class counts per client, sizes, and how much clients overlap.
@@ -233,7 +235,7 @@ def data_show(
 
 @audit_app.command(name="labels")
 def audit_labels_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=expanded, help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="The folder of a run.")],
     clients: Annotated[int, typer.Option(help="How many clients to audit, drawn by the seed.", min=1)] = 100,
 ) -> None:
     """How much of each client's label distribution the server could read off its updates.

@@ -19,14 +19,19 @@ class Member(NamedTuple):
     directory: Path
 
 
+def home_of(config: ExperimentConfig) -> str:
+    """Below runs/; not the name itself, which is the home of one run with this config."""
+    return f"{config.name}-comparison"
+
+
 def members(config: ExperimentConfig, directory: Path, seeds: Sequence[int]) -> list[Member]:
     _require_seeds(seeds)
     runs = []
     for seed in seeds:
         for choice in config.choices():
             label = f"{choice.folder}-seed{seed}"
-            own = config.model_copy(update={"seed": seed, "algorithm": choice, "name": f"{config.name}/{label}"})
-            runs.append(Member(label, own, directory / label))
+            changes = {"seed": seed, "algorithm": choice, "name": f"{home_of(config)}/{label}"}
+            runs.append(Member(label, config.model_copy(update=changes), directory / label))
     return runs
 
 

@@ -72,7 +72,7 @@ def test_keeping_every_row_copies_nothing():
     assert keep(one, torch.tensor([False, True, False])).x[:, 0].tolist() == [1]
 
 
-def test_only_participants_and_newcomers_may_send():
+def test_only_participants_and_new_clients_may_send():
     assert [federation(participants=(1,)).may_send(client) for client in range(3)] == [False, True, True]
     assert [federation(participants=(0,)).may_send(client) for client in range(3)] == [True, False, True]
 

@@ -21,7 +21,7 @@ def rows(examples: Examples) -> set[bytes]:
     return {row.numpy().tobytes() for row in examples.x}
 
 
-def test_the_newcomer_is_unseen_has_nothing_and_is_asked_about_all_opted_in_validation_examples():
+def test_the_new_client_is_unseen_has_nothing_and_is_asked_about_all_opted_in_validation_examples():
     whole = with_pooled_client(tiny_federation(), 1000, seed=0)
     assert whole.num_clients == 6 and whole.num_unseen == 2 and whole.pooled == NEW_CLIENT
     new_client = whole.load(NEW_CLIENT)

@@ -19,8 +19,8 @@ class Site:
     files: dict[str, bytes] = field(default_factory=dict)
     address: str = ""
     resumes: bool = True
-    break_after: int | None = None  # bytes of an answer, then the connection is closed
-    breaks: int = 0  # how many answers break
+    break_after: int | None = None  # bytes of a reply, then the connection is closed
+    breaks: int = 0  # how many replies break
     statuses: list[int] = field(default_factory=list)  # answered first, one per request
     asked: list[tuple[str, str | None]] = field(default_factory=list)
 

@@ -108,7 +108,7 @@ def test_a_file_that_unpacks_to_far_more_is_not_unpacked(tmp_path, suffix):
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "told"),
+    ("name", "line", "words"),
     [
         ("sent140", '{"user": 1, "x": ["a"], "y": [2]}', "label 0 or 1"),
         ("sent140", '{"user": 1, "x": ["a", "b"], "y": [1]}', "label 0 or 1"),
@@ -125,16 +125,16 @@ def test_a_file_that_unpacks_to_far_more_is_not_unpacked(tmp_path, suffix):
         ("newsgroups", "", "not JSON"),
     ],
 )
-def test_a_bad_record_is_named_with_its_line(bench, name, line, told):
+def test_a_bad_record_is_named_with_its_line(bench, name, line, words):
     file = next(iter(SOURCES[name].files))
     sound = content_of(SOURCES[name], file).split(b"\n", 2)
     content = b"\n".join([sound[0], line.encode(), sound[2]])
     message = bench(name, file, packed(file, content))
-    assert told in message and ", line 2" in message
+    assert words in message and ", line 2" in message
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "words"),
     [
         ("1 5", "expected pairs"),
         ("1", "expected pairs"),
@@ -151,13 +151,13 @@ def test_a_bad_record_is_named_with_its_line(bench, name, line, told):
         ("1 3:99999999999", "counts"),
     ],
 )
-def test_a_bad_mail_is_named_with_its_line(bench, line, told):
+def test_a_bad_mail_is_named_with_its_line(bench, line, words):
     message = bench("spam", "task_b_u00_eval_lab.tf", mails(2) + line.encode() + b"\n" + mails(1))
-    assert told in message and ", line 3" in message
+    assert words in message and ", line 3" in message
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "words"),
     [
         ('"class_index","title","description"', "no header"),
         ('"5","a","b"', "1 to 4"),
@@ -167,9 +167,9 @@ def test_a_bad_mail_is_named_with_its_line(bench, line, told):
         ('"1","a","' + "b" * 200_000 + '"', "not CSV"),
     ],
 )
-def test_a_bad_news_row_is_named_with_its_line(bench, line, told):
+def test_a_bad_news_row_is_named_with_its_line(bench, line, words):
     message = bench("ag_news", "train.csv", line.encode() + b'\n"1","a","b"\n')
-    assert told in message and ", line 1" in message
+    assert words in message and ", line 1" in message
 
 
 def test_rows_that_are_missing_are_counted(bench):
@@ -194,8 +194,8 @@ def test_a_fine_class_in_two_coarse_ones(bench):
 
 def test_sets_that_hold_nothing_are_refused(bench):
     assert "no tweet" in bench("sent140", "sent140_part.jsonl.xz", _xz([{"user": 1, "x": [], "y": []}]))
-    silent = {"play": "P", "role": "R", "speeches": []}
-    assert "say nothing" in bench("shakespeare", "shakespeare_by_role.jsonl.xz", _xz([silent]))
+    mute = {"play": "P", "role": "R", "speeches": []}
+    assert "say nothing" in bench("shakespeare", "shakespeare_by_role.jsonl.xz", _xz([mute]))
 
 
 @pytest.mark.parametrize(

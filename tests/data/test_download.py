@@ -131,8 +131,8 @@ class TestRefusals:
 
     def test_a_set_that_needs_no_download_or_has_no_folder(self, tmp_path, monkeypatch):
         monkeypatch.delenv("FEDMOE_DATA", raising=False)
-        for name, told in (("digits", "needs no download"), ("mnist", "Set FEDMOE_DATA")):
-            with pytest.raises(DataError, match=told):
+        for name, words in (("digits", "needs no download"), ("mnist", "Set FEDMOE_DATA")):
+            with pytest.raises(DataError, match=words):
                 get(name)
 
     def test_sound_downloads_that_are_not_the_set_are_not_installed(self, mnist, tmp_path, monkeypatch):

@@ -69,7 +69,7 @@ def test_targets_of_a_regression_are_floats(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "words"),
     [
         (client(x=np.ones((2, 2))), "x has shape (2, 2) and y (3,)"),
         (client(y=np.zeros((3, 1))), "y (3, 1)"),
@@ -89,8 +89,8 @@ def test_targets_of_a_regression_are_floats(tmp_path):
         (b"not a zip", "not a sound .npz"),
     ],
 )
-def test_a_faulty_file_is_named(tmp_path, content, told):
-    assert told in refusal(tmp_path, content)
+def test_a_faulty_file_is_named(tmp_path, content, words):
+    assert words in refusal(tmp_path, content)
 
 
 def test_pickles_are_not_opened(tmp_path):

@@ -47,7 +47,7 @@ class RunProgress:
         if isinstance(event, Started):
             for note in event.notes:
                 self._console.print(f"[yellow]{label}: {escape(note)}[/yellow]")
-            if getattr(event, "finished", False):
+            if event.finished:
                 self._console.print(f"{label}: finished before, showing its results")
             elif event.resumed_from:
                 self._console.print(f"{label}: resuming after round {event.resumed_from} of {event.rounds}")
@@ -59,8 +59,6 @@ class RunProgress:
         elif isinstance(event, Advanced):
             self._update(label, event.stage, event.done, event.total, "clients")
         else:
-            if label not in self._tasks:  # a finished run need not say that it started
-                self._update(label, "rounds", event.data["rounds"], event.data["rounds"])
             self._progress.update(self._tasks[label], description=f"{label} [green]done[/green]")
 
     def _update(self, label: str, stage: str, done: int, total: int | None, detail: str = "") -> None:
@@ -77,8 +75,7 @@ def _details(record: RoundRecord) -> list[str]:
     reported = [f"{name.replace('_', ' ')} {value:.3f}" for name, value in record.reports.items()]
     loads = record.experts.get("load", [])
     shares = ["experts " + "/".join(f"{100 * load:.0f}" for load in loads) + " %"] if len(loads) > 1 else []
-    number = getattr(record, "rejected", getattr(record, "refused", 0))
-    rejected = [f"[red]{number} rejected[/red]"] if number else []
+    rejected = [f"[red]{record.rejected} rejected[/red]"] if record.rejected else []
     return [f"{len(record.clients)} clients", *reported, *shares, *rejected]
 
 

@@ -147,8 +147,9 @@ class RunDirectory:
 
 
 def _differences(recorded: dict[str, Any], asked: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The user's own settings first: a digest of another split says less than the seed that made it."""
     old, new = _flat(recorded), _flat(asked)
-    for key in sorted({*old, *new}):
+    for key in sorted({*old, *new}, key=lambda key: (key.startswith("recorded."), key)):
         free = any(key == name or key.startswith(name + ".") for name in FREE_TO_CHANGE)
         if not free and old.get(key) != new.get(key):
             yield key, old.get(key), new.get(key)
