@@ -12,6 +12,7 @@ from torch import nn
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.catalog import find
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
+from fedmoe.algorithms.tracing import native_fallbacks
 from fedmoe.clients.federation import Federation, federation_from_split
 from fedmoe.clients.generated import generated_federation
 from fedmoe.clients.opt_out import OptOut, opt_out
@@ -30,6 +31,7 @@ from fedmoe.models.settings import ModelConfig
 from fedmoe.partition.draw import domain_transform, draw_split
 from fedmoe.partition.split import Split
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
+from fedmoe.training.fallbacks import fallback_note
 from fedmoe.training.local import LocalTrainer
 
 
@@ -55,6 +57,12 @@ class Parts:
         backend = self.config.engine.backend
         assert backend != "auto"
         return backend
+
+    def fallback_notes(self) -> list[str]:
+        """What of the local training is not whole epochs in the native kernels, and why; trains one client briefly."""
+        if self.backend != "native":
+            return []
+        return [fallback_note(why) for why in native_fallbacks(self.algorithm, self.federation, self.config.seed)]
 
 
 def build(

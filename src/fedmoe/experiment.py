@@ -77,7 +77,7 @@ def run_events(
         run_id = record_run(run, parts)
         if parts.source.split is not None:
             parts.source.split.save(run.split)
-        notes = [*parts.notes, *fallback_notes(parts), *(_adopt(rounds_of, run, parts, run_id) if rounds_of else [])]
+        notes = [*parts.notes, *parts.fallback_notes(), *(_adopt(rounds_of, run, parts, run_id) if rounds_of else [])]
         yield from _Run(parts, run, run_id, command, should_stop).events(notes)
 
 

@@ -10,7 +10,6 @@ from fedmoe import assembly
 from fedmoe.assembly import Parts
 from fedmoe.config import ExperimentConfig
 from fedmoe.engines.catalog import open_transport
-from fedmoe.engines.dry_run import fallback_notes
 from fedmoe.engines.embedded import default_workers
 from fedmoe.engines.session import Session
 from fedmoe.training.backends import Backend, reason
@@ -44,7 +43,7 @@ def explain(config: ExperimentConfig) -> Explanation:
         config.engine.workers or default_workers(),
         config.schedule.rounds if talks else 0,
         _time_round(parts) if talks else None,
-        [*parts.notes, *fallback_notes(parts)],
+        [*parts.notes, *parts.fallback_notes()],
     )
 
 
