@@ -6,7 +6,7 @@ the test examples, which nothing here ever reads. No candidate chooses a round b
 
     FEDMOE_DATA=... python benchmarks/choose_fedmix_defaults.py RUNS [--data NAME ...] [--seeds 0,1]
 
-Runs that RUNS holds already are not made again. Then: python benchmarks/results_page.py store fedmix_defaults RUNS/*.
+Runs that are finished in RUNS are not made again. Then: python benchmarks/results_page.py store fedmix_defaults RUNS/*.
 """
 
 import argparse

@@ -35,7 +35,7 @@ def test_the_mean_lies_between_the_clients(clients):
     torch.testing.assert_close(mean, torch.tensor([expected]), rtol=1e-5, atol=1e-4)
 
 
-def test_who_answered_first_does_not_matter_to_the_bit():
+def test_who_replied_first_does_not_matter_to_the_bit():
     rng = torch.Generator().manual_seed(0)
     updates = [(client, torch.randn(50, generator=rng)) for client in (11, 5, 8, 2)]
     weights = {11: 3.0, 5: 0.1, 8: 7.7, 2: 1e-3}

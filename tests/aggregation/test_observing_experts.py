@@ -90,8 +90,8 @@ def test_a_round_without_any_work_has_no_load():
 def test_an_event_is_plain_json_with_null_for_what_is_not_known():
     shares = torch.tensor([[1 / 3, 2 / 3]])
     seen = Observation(torch.tensor([0.25, 0.75]), 0.5, torch.tensor([0.1, math.nan]), shares, "angle")
-    told = json.loads(json.dumps(seen.as_event(), allow_nan=False))
-    assert told == {
+    event = json.loads(json.dumps(seen.as_event(), allow_nan=False))
+    assert event == {
         "load": [0.25, 0.75],
         "usage_entropy": 0.5,
         "divergence": [0.1, None],

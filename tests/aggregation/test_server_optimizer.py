@@ -96,6 +96,6 @@ def test_arguments_are_left_as_they_were(name):
 @pytest.mark.parametrize(
     "bad", [{"name": "rmsprop"}, {"learning_rate": 0.0}, {"beta1": 1.0}, {"epsilon": -1.0}, {"lr": 1.0}]
 )
-def test_settings_out_of_range_are_refused(bad):
+def test_settings_out_of_range_are_errors(bad):
     with pytest.raises(ValidationError):
         ServerOptimizer(**bad)
