@@ -179,6 +179,11 @@ def read_private(path: Path) -> PrivateRows:
     return {(kind, client, version): tensors for kind, client, version, tensors in rows}
 
 
+def newest_private(path: Path, kind: str, state_type: type[Any], client: ClientId) -> Any:
+    rows = {version: row for (k, c, version), row in read_private(path).items() if (k, c) == (kind, client)}
+    return trees.from_named(state_type, load(rows[max(rows)]))
+
+
 RUN_ID = "0" * 32
 
 

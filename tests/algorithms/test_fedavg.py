@@ -169,7 +169,7 @@ class TestTheBestModel:
         assert state.best_model["w"] == -1 and state.best_loss == torch.inf
 
     def test_a_loss_below_zero_is_rejected(self):
-        rejection = fedavg(FedAvgConfig(), setup()).validation.exchange.fault
+        rejection = fedavg(FedAvgConfig(), setup()).validation.exchange.rejection
         assert "-3e+38 is negative" in rejection(validated(-3e38), None)
         assert rejection(validated(0.0), None) is None
 

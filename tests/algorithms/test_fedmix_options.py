@@ -356,7 +356,7 @@ def test_a_released_gate_weighs_the_experts_that_its_client_uses_as_that_client_
     asked = [trees.stack([tree]) for tree in (exchange.broadcast(server, PLAIN, ()), trained)]
     _, released_S, _ = exchange.local_update(*asked, data, Streams(0, "release", 1, (PLAIN,)))
     released = trees.pick(released_S, 0)
-    assert exchange.fault(released, None) is None
+    assert exchange.rejection(released, None) is None
     server = exchange.aggregate(server, {PLAIN: released}, {}, {})
     new = algorithm.delivery[0].broadcast(server, UNSEEN, ())
     x = torch.randn(6, FEATURES, generator=torch_stream("x"))
@@ -367,8 +367,8 @@ def test_a_released_gate_weighs_the_experts_that_its_client_uses_as_that_client_
 def test_a_released_usage_that_is_no_distribution_is_rejected():
     exchange = fedmix(FedMixConfig(num_experts=2), tiny_setup()).release
     like = exchange.update_like(None)
-    assert exchange.fault(like._replace(usage=torch.tensor([0.25, 0.75])), None) is None
-    assert "is not a distribution" in exchange.fault(like._replace(usage=torch.tensor([1.5, -0.5])), None)
+    assert exchange.rejection(like._replace(usage=torch.tensor([0.25, 0.75])), None) is None
+    assert "is not a distribution" in exchange.rejection(like._replace(usage=torch.tensor([1.5, -0.5])), None)
 
 
 def test_without_gates_all_experts_count_alike(tmp_path):
