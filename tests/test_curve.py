@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from builders import make_expert, make_gate, read_private, tiny_config, tiny_federation
+from builders import make_expert, make_gate, read_private, tiny_config, tiny_federation, tiny_setup
 from contract.probes import PROBES
 from fedmoe import trees
 from fedmoe.algorithms.catalog import CATALOG
@@ -20,7 +20,9 @@ from fedmoe.result import Result
 from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
 
-RELEASING = ["biased_fedavg", "lg_fedavg", "fedmix"]
+RELEASING = [
+    name for name, entry in {**CATALOG, **PROBES}.items() if entry.factory(entry.config(), tiny_setup()).release
+]
 TRAINING = ("sent_by_clients", "received_by_clients", "messages_of_client", "rejected")  # sections of a manifest
 TRAFFIC = {"bytes_up": 3, "bytes_down": 4}
 

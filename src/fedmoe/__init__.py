@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, RunError
 
 if TYPE_CHECKING:
-    from fedmoe.api import run
-    from fedmoe.assembly import Parts, build
+    from fedmoe.api import build, run
+    from fedmoe.assembly import Parts
     from fedmoe.clients.federation import Federation
     from fedmoe.clients.own_data import federation_from_clients
     from fedmoe.result import Result
@@ -36,7 +36,7 @@ _HOMES = {
     "Federation": "fedmoe.clients.federation",
     "Parts": "fedmoe.assembly",
     "Result": "fedmoe.result",
-    "build": "fedmoe.assembly",
+    "build": "fedmoe.api",
     "federation_from_clients": "fedmoe.clients.own_data",
     "run": "fedmoe.api",
 }

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmoe import assembly
+from fedmoe.algorithms.setup import AlgorithmFactory
+from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig, parse_config, read_config
 from fedmoe.errors import ConfigError
@@ -13,24 +16,54 @@ from fedmoe.models.network import ModuleOrFactory
 from fedmoe.paths import expanded
 from fedmoe.result import Result
 
+ConfigLike = ExperimentConfig | Mapping[str, Any] | str | Path
+
 
 def run(
-    config: ExperimentConfig | Mapping[str, Any] | str | Path,
+    config: ConfigLike,
     *,
     federation: Federation | None = None,
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
+    algorithm: AlgorithmFactory | None = None,
     directory: str | Path | None = None,
 ) -> Result:
-    """Train, personalise and score; resumes a run that `directory` holds unfinished.
+    """Train, personalise and score; resumes a run that `directory` holds unfinished. Leaves a report there.
 
     Args:
         config: a path to a TOML file, its content as a dict, or a parsed config.
         federation: the user's own clients (`federation_from_clients`); the config's data and split are then not read.
         expert: a module, or a factory of modules (a class, a lambda), that maps x to one score per class.
         gate: likewise, with a single output; default: the config's model with one output.
+        algorithm: a factory of the user's own; the config's `algorithm` then only names it in tables (`label`).
         directory: where the run lives; default: a new temporary folder.
     """
+    parsed = _parsed(config, federation, expert, gate)
+    home = expanded(directory) if directory else Path(tempfile.mkdtemp(prefix="fedmoe-"))
+    *_, last = run_events(parsed, home, federation=federation, expert=expert, gate=gate, algorithm=algorithm)
+    assert isinstance(last, Result)
+    return last
+
+
+def build(
+    config: ConfigLike,
+    *,
+    federation: Federation | None = None,
+    expert: ModuleOrFactory | None = None,
+    gate: ModuleOrFactory | None = None,
+    algorithm: AlgorithmFactory | None = None,
+) -> Parts:
+    """Everything that a run needs, built once; the arguments are those of `run`."""
+    parsed = _parsed(config, federation, expert, gate)
+    return assembly.build(parsed, federation=federation, expert=expert, gate=gate, algorithm=algorithm)
+
+
+def _parsed(
+    config: ConfigLike,
+    federation: Federation | None,
+    expert: ModuleOrFactory | None,
+    gate: ModuleOrFactory | None,
+) -> ExperimentConfig:
     if isinstance(config, str | Path):
         config = read_config(expanded(config))
     elif not isinstance(config, ExperimentConfig):
@@ -41,7 +74,4 @@ def run(
             f"{own_module}= is given, but neither federation= nor a section [data], so it would be trained on "
             f"{config.data.name!r}. Pass your clients as federation=, or name the data: data.name = '...'."
         )
-    home = expanded(directory) if directory else Path(tempfile.mkdtemp(prefix="fedmoe-"))
-    *_, last = run_events(config, home, federation=federation, expert=expert, gate=gate)
-    assert isinstance(last, Result)
-    return last
+    return config

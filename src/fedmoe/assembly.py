@@ -48,6 +48,7 @@ class Parts:
     expert: Network
     gate: Network
     algorithm: Algorithm
+    title: str  # what tables call the algorithm
     cohort_size: int | Callable[[int], int]  # how many clients are computed together, of how many that take part
     source: "Built"
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
@@ -92,7 +93,9 @@ def build(
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
-    return Parts(resolved, whole, *networks, made, size, source, tuple(notes))
+    own_name = getattr(algorithm, "__name__", "own algorithm") if algorithm else find(config.algorithm.name).title
+    title = config.algorithm.label or own_name
+    return Parts(resolved, whole, *networks, made, title, size, source, tuple(notes))
 
 
 class Built(NamedTuple):

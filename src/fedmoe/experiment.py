@@ -263,7 +263,7 @@ class _Run:
         return Result(results, self.run.path, session)
 
     def _finish(self, session: Session, scores: Sequence[Score], seconds: float) -> Result:
-        self.run.append_metrics([{"event": "score", **score._asdict()} for score in scores])
+        self.run.append_metrics([self._score_event(score) for score in scores])
         facts = {"run_id": self.run_id, "command": self.command, "seconds": seconds, "rounds": session.num_rounds}
         data = results_of(self.parts, session, self.history, self.curve, scores, facts)
         self.run.write_json(self.run.manifest, data.pop("manifest"))
@@ -271,6 +271,10 @@ class _Run:
         write_report([data], self.run.path, data["name"])
         mark_finished(self.run, self.run_id)
         return Result(data, self.run.path, session)
+
+    def _score_event(self, score: Score) -> dict[str, Any]:
+        names = self.federation.names
+        return {"event": "score", **score._asdict(), **({"name": names[score.client]} if names else {})}
 
     def _stop_if_asked(self, where: str) -> None:
         if self.should_stop():

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from fedmoe.algorithms.algorithm import Algorithm
-from fedmoe.algorithms.catalog import find
 from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
 from fedmoe.core_types import ClientId, Tree
@@ -70,7 +69,7 @@ def results_of(
     return {
         "name": config.name,
         "algorithm": config.algorithm.name,
-        "title": config.algorithm.label or find(config.algorithm.name).title,
+        "title": parts.title,
         "seed": config.seed,
         "config": config.model_dump(mode="json"),
         "versions": versions(),
@@ -101,13 +100,13 @@ def _of_a_round(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(parts: Parts) -> dict[str, Any]:
-    """What a report shows of who holds what."""
+    """What a report shows of who holds what. Where not everyone is asked for scores, opted-in records alone count."""
     source, federation = parts.source, parts.federation
-    if source.class_counts is not None:
+    if source.class_counts is not None and parts.config.evaluation.clients_asked == "all":
         counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(source.class_names)
     else:
         counts = [_class_counts(federation, client) for client in range(min(federation.num_clients, SHOWN_CLIENTS))]
-        names = [str(label) for label in range(federation.num_classes)]
+        names = list(source.class_names) or [str(label) for label in range(federation.num_classes)]
     return {"split_digest": federation.digest, "class_counts": counts, "class_names": names}
 
 

@@ -13,6 +13,7 @@ from fedmoe.wire import message
 
 MODELS = ("before", "after")
 DATA = ("own", "global", "pooled")
+MAX_LOSS = 1e9  # of what is a number at all
 
 
 @message
@@ -52,6 +53,8 @@ def _check(sent: ScoreMessage) -> None:
     for name, column in sent._asdict().items():
         if column.dtype != kinds.get(name, torch.float64) or column.dim() != 1 or len(column) != len(sent.model):
             raise MessageError(f"{name} is {column.dtype} {tuple(column.shape)}, not a column of the scores")
+    if bool((sent.loss.abs() > MAX_LOSS).logical_and(sent.loss.isfinite()).any()):
+        raise MessageError(f"a loss is beyond {MAX_LOSS:g}, which no mean would survive")
     ranges = {"model": (0, len(MODELS) - 1), "data": (0, len(DATA) - 1), "accuracy": (0, 1), "examples": (1, 2**53)}
     for name, (low, high) in ranges.items():
         column = getattr(sent, name)
