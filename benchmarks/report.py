@@ -38,7 +38,7 @@ neighbour shows: medians of six measurements of W2 against one process per core,
 W1 spends four fifths of its time in the kernels. Its five clients leave one of two cores idle for a third of the time,
 so at most 83% of the machine can be used; W1b, with fifty, has no such gap.
 
-W4 is a residual network, no chain, and takes the general way: PyTorch's own kernels, one client at a time."""
+W4 is a residual network, no chain, and takes the sequential backend: PyTorch's own kernels, one client at a time."""
 
 
 def page(summary: Line) -> str:

@@ -240,20 +240,20 @@ def run_algorithm(
 
 
 class Sent(NamedTuple):
-    """A frame that a worker sent, and the header of the one that it answers."""
+    """A frame that a worker sent, and the header of the one that it replies to."""
 
     asked: dict[str, Any]
     frame: bytes
 
     @property
     def messages(self) -> dict[ClientId, list[Tensors]]:
-        """[update, report] by client, for the answer to an exchange."""
+        """[update, report] by client, for the reply to an exchange."""
         return {client: list(pair) for client, pair in messages_in(self.frame).items()}
 
 
-def messages_in(answer: bytes) -> dict[ClientId, tuple[Tensors, Tensors]]:
-    """(update, report) by client, for the answer to an exchange."""
-    header, blobs = wire.unpack(answer)
+def messages_in(reply: bytes) -> dict[ClientId, tuple[Tensors, Tensors]]:
+    """(update, report) by client, for the reply to an exchange."""
+    header, blobs = wire.unpack(reply)
     found = {}
     for group, blob in zip(header["groups"], blobs, strict=True):
         update_S, report_S = wire.decode_reply(blob)
@@ -262,11 +262,11 @@ def messages_in(answer: bytes) -> dict[ClientId, tuple[Tensors, Tensors]]:
     return found
 
 
-def with_updates(answer: bytes, clients: Sequence[ClientId], change: Callable[[Tensors], Tensors | bytes]) -> bytes:
+def with_updates(reply: bytes, clients: Sequence[ClientId], change: Callable[[Tensors], Tensors | bytes]) -> bytes:
     """The same reply with other updates of some clients, each client for itself."""
     groups, blobs = [], []
-    header, _ = wire.unpack(answer)
-    for client, (update, report) in messages_in(answer).items():
+    header, _ = wire.unpack(reply)
+    for client, (update, report) in messages_in(reply).items():
         changed = change(update) if client in clients else update
         groups.append([client])
         blobs.append([changed if isinstance(changed, bytes) else alone(changed, report)])
@@ -303,9 +303,9 @@ class Spy(Around):
 
     def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
         self.received += frames
-        for index, answer in self.inner.run(frames):
-            self.sent.append(Sent(wire.unpack(frames[index])[0], answer))
-            yield index, answer
+        for index, reply in self.inner.run(frames):
+            self.sent.append(Sent(wire.unpack(frames[index])[0], reply))
+            yield index, reply
 
     @property
     def exchanged(self) -> list[Sent]:
@@ -333,7 +333,7 @@ class Backwards(Around):
 
     def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
         last = len(frames) - 1
-        yield from ((last - index, answer) for index, answer in self.inner.run(frames[::-1]))
+        yield from ((last - index, reply) for index, reply in self.inner.run(frames[::-1]))
 
 
 def with_records(federation: Federation, changed: Mapping[ClientId, Records]) -> Federation:

@@ -66,13 +66,13 @@ def test_the_kind_of_split_is_the_one_asked_for(dataset):
 def test_the_algorithm_is_told_how_many_values_side_information_has(monkeypatch):
     x, y = torch.randn(10, 4), torch.arange(10) % 3
     federation = federation_from_clients({"a": (x, y, {"site": y % 2})})
-    told = []
+    setups = []
     entry = assembly.find("fedavg")
-    spied = entry._replace(factory=lambda options, setup: told.append(setup) or entry.factory(options, setup))
+    spied = entry._replace(factory=lambda options, setup: setups.append(setup) or entry.factory(options, setup))
     monkeypatch.setattr(assembly, "find", lambda _name: spied)
     networks = assembly.build_networks(model(), federation, None, None)
     assembly.build_algorithm(config(), federation, networks, "sequential")
-    assert told[0].side_values == {"site": 2}
+    assert setups[0].side_values == {"site": 2}
 
 
 @pytest.mark.parametrize("stage", ["federated", "local", "personal"])

@@ -28,8 +28,8 @@ def observed(load: list[float]) -> Any:
 
     def factory(config: Any, setup: Any) -> Any:
         algorithm = entry.factory(config, setup)
-        told = Observation(torch.tensor(load), 0.5, torch.full((3,), math.nan), torch.eye(3))
-        return algorithm._replace(round=(algorithm.round[0]._replace(observe=lambda *_: told),))
+        observed = Observation(torch.tensor(load), 0.5, torch.full((3,), math.nan), torch.eye(3))
+        return algorithm._replace(round=(algorithm.round[0]._replace(observe=lambda *_: observed),))
 
     return entry._replace(factory=factory)
 
@@ -87,6 +87,6 @@ def test_the_page_shows_experts_and_warnings(collapsed, tmp_path):
 def test_fedavg_tells_how_far_apart_clients_pull_where_it_is_asked_to(tmp_path):
     config = tiny_config("fedavg", rounds=2)
     asked = config.model_copy(update={"algorithm": type(config.algorithm)(name="fedavg", divergence=True)})
-    silent, told = (run(one, tmp_path / name)[-1].data["history"] for one, name in ((config, "a"), (asked, "b")))
-    assert all(event["experts"] == {} for event in silent)
-    assert all(event["experts"]["load"] == [1.0] and 0 < event["experts"]["divergence"][0] < 2 for event in told)
+    plain, watched = (run(one, tmp_path / name)[-1].data["history"] for one, name in ((config, "a"), (asked, "b")))
+    assert all(event["experts"] == {} for event in plain)
+    assert all(event["experts"]["load"] == [1.0] and 0 < event["experts"]["divergence"][0] < 2 for event in watched)

@@ -63,7 +63,7 @@ current_backend: list[Backend] = ["batched"]
 
 
 @pytest.fixture(autouse=True, params=["batched", "native"])
-def every_way(request: pytest.FixtureRequest) -> Iterator[None]:
+def every_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     """The whole contract holds on the general path and on the native kernels."""
     current_backend[0] = request.param
     yield
@@ -76,19 +76,21 @@ def exchanges(algorithm: Algorithm) -> list[Exchange]:
     return [*algorithm.round, *algorithm.after_rounds, *algorithm.delivery, *others]
 
 
-# One definition, three ways
+# One definition, three backends
 
 
 @every_algorithm
-def test_stacked_and_native_equal_looped(name: str, tmp_path: Path) -> None:
+def test_batched_and_native_equal_sequential(name: str, tmp_path: Path) -> None:
     federation = tiny_federation()
-    stacked, spied_stacked = run_spied(make(name), federation, tmp_path / "batched", cohort_size=4)
-    looped, spied_looped = run_spied(make(name, "sequential"), federation, tmp_path / "sequential", cohort_size=1)
+    batched, spied_batched = run_spied(make(name), federation, tmp_path / "batched", cohort_size=4)
+    sequential, spied_sequential = run_spied(
+        make(name, "sequential"), federation, tmp_path / "sequential", cohort_size=1
+    )
 
-    assert_close(trees.to_named(stacked.server), trees.to_named(looped.server))
-    assert_close(stacked.private_tensors(), looped.private_tensors())
-    assert_close(updates_of(spied_stacked), updates_of(spied_looped))
-    for one, other in zip(stacked.scores, looped.scores, strict=True):
+    assert_close(trees.to_named(batched.server), trees.to_named(sequential.server))
+    assert_close(batched.private_tensors(), sequential.private_tensors())
+    assert_close(updates_of(spied_batched), updates_of(spied_sequential))
+    for one, other in zip(batched.scores, sequential.scores, strict=True):
         assert one[:4] == other[:4]
         assert one.loss == pytest.approx(other.loss, abs=1e-5)
 
@@ -258,9 +260,9 @@ def test_opted_in_records_change_bytes_sent(name: str, tmp_path: Path) -> None:
 
 
 def bytes_sent(algorithm: Algorithm, federation: Federation, folder: Path) -> list[bytes]:
-    """Every answer to an exchange of rounds, validation, release and delivery."""
-    silent_after = algorithm._replace(personalize=None)
-    _, spy = run_spied(silent_after, federation, folder / "store", release=algorithm.release is not None)
+    """Every reply to an exchange of rounds, validation, release and delivery."""
+    unpersonalised = algorithm._replace(personalize=None)
+    _, spy = run_spied(unpersonalised, federation, folder / "store", release=algorithm.release is not None)
     return [sent.frame for sent in spy.exchanged]
 
 
@@ -312,9 +314,11 @@ def test_small_and_silent_clients_end_with_a_model(name: str, tmp_path: Path) ->
 def test_a_newcomer_without_data_is_scored_on_the_union_of_validation_examples(name: str, tmp_path: Path) -> None:
     """With nothing of its own it may need what others give away."""
     algorithm = make(name)
-    gift = {"release": algorithm.release is not None}
-    outcome = run_algorithm(algorithm, with_pooled_client(tiny_federation(), 100, seed=0), tmp_path / "store", **gift)
-    alone = run_algorithm(algorithm, tiny_federation(), tmp_path / "alone", **gift)
+    options = {"release": algorithm.release is not None}
+    outcome = run_algorithm(
+        algorithm, with_pooled_client(tiny_federation(), 100, seed=0), tmp_path / "store", **options
+    )
+    alone = run_algorithm(algorithm, tiny_federation(), tmp_path / "alone", **options)
     added = [score for score in outcome.scores if score.client == UNSEEN + 1]
     assert {score.data for score in added} == {"pooled", "global"} and all(score.unseen for score in added)
     assert {score.examples for score in added if score.data == "pooled"} == {6}
@@ -341,12 +345,12 @@ class Tamper(Around):
         self.client, self.change = client, change
 
     def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
-        for index, answer in self.inner.run(frames):
+        for index, reply in self.inner.run(frames):
             asked = wire.unpack(frames[index])[0]
-            yield index, self.tampered(answer) if asked.get("phase") == "round" else answer
+            yield index, self.tampered(reply) if asked.get("phase") == "round" else reply
 
-    def tampered(self, answer: bytes) -> bytes:
-        return with_updates(answer, [self.client], self.change)
+    def tampered(self, reply: bytes) -> bytes:
+        return with_updates(reply, [self.client], self.change)
 
 
 def with_nan(update: Tensors) -> Tensors:

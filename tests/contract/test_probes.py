@@ -39,7 +39,7 @@ def make(name: str, **options: Any) -> Algorithm:
 
 
 def newest(outcome: Outcome, kind: str, client: ClientId) -> Tensors:
-    return load(max((clock, row) for (k, c, clock), row in outcome.private.items() if (k, c) == (kind, client))[1])
+    return load(max((version, row) for (k, c, version), row in outcome.private.items() if (k, c) == (kind, client))[1])
 
 
 # What the server tells of the experts after each round
@@ -49,12 +49,12 @@ def test_the_load_is_how_many_examples_each_expert_was_sent_to(tmp_path: Path) -
     outcome, spy = run_spied(make("chosen_experts"), tiny_federation(), tmp_path / "store", rounds=1)
     counts = dict(zip(PARTICIPANTS, (6, 1, 7, 6), strict=True))  # opted-in training records
     work = torch.zeros(NUM_EXPERTS)
-    for answer in (one for one in spy.exchanged if one.asked["index"] == 0 and one.asked["phase"] == "round"):
-        for client, (choice, _) in answer.messages.items():
+    for reply in (one for one in spy.exchanged if one.asked["index"] == 0 and one.asked["phase"] == "round"):
+        for client, (choice, _) in reply.messages.items():
             work[[client] if client == 0 else choice["experts"]] += counts[client]
-    told = outcome.records[0].experts
-    assert told["load"] == pytest.approx((work / work.sum()).tolist(), abs=1e-4)
-    assert [value is None for value in told["divergence"]] == (work == 0).tolist()
+    experts = outcome.records[0].experts
+    assert experts["load"] == pytest.approx((work / work.sum()).tolist(), abs=1e-4)
+    assert [value is None for value in experts["divergence"]] == (work == 0).tolist()
 
 
 def test_load_and_assignment_are_what_clients_reported(tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_load_and_assignment_are_what_clients_reported(tmp_path: Path) -> None:
     for record in outcome.records:
         assert sum(record.experts["load"]) == pytest.approx(1, abs=1e-3)
         assert all(0 <= value <= 4 * 0.5 for value in record.experts["divergence"])  # four named parameters each
-    told = outcome.records[-1].experts
-    assert told["load"] == pytest.approx((counts @ usage_SK / counts.sum()).tolist(), abs=1e-4)
-    assert told["assignment"]["of"] == "client" and len(told["assignment"]["shares"]) == 6
-    assert told["usage_entropy"] == pytest.approx(float(torch.special.entr(usage_SK).sum(1).mean()), abs=1e-4)
+    experts = outcome.records[-1].experts
+    assert experts["load"] == pytest.approx((counts @ usage_SK / counts.sum()).tolist(), abs=1e-4)
+    assert experts["assignment"]["of"] == "client" and len(experts["assignment"]["shares"]) == 6
+    assert experts["usage_entropy"] == pytest.approx(float(torch.special.entr(usage_SK).sum(1).mean()), abs=1e-4)
 
 
 def test_observing_changes_nothing_that_is_sent_or_kept(tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ class BadChoice(Around):
     """A transport on whose way the choice of one client gets another shape."""
 
     def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
-        for index, answer in self.inner.run(frames):
+        for index, reply in self.inner.run(frames):
             asked = wire.unpack(frames[index])[0]
             if (asked.get("phase"), asked.get("index")) == ("round", 0):
-                answer = with_updates(answer, [PLAIN], lambda _: {"experts": torch.zeros(9, dtype=torch.int64)})
-            yield index, answer
+                reply = with_updates(reply, [PLAIN], lambda _: {"experts": torch.zeros(9, dtype=torch.int64)})
+            yield index, reply
 
 
 def test_who_was_refused_sits_out_the_rest_of_the_round(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def run(
 
 
 def end_state(result: Result) -> dict[str, Any]:
-    """What a run leaves on disk, without the clock on the wall."""
+    """What a run leaves on disk, without the time of day."""
     folder = RunDirectory(result.directory)
     run_id = folder.read_config()["recorded"]["run_id"]
     checkpoint, notes = load_newest(folder.checkpoints, result.algorithm.server_type, run_id)

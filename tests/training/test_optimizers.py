@@ -25,9 +25,9 @@ def test_every_step_is_the_one_of_torch_optim(ours, theirs):
     rng = torch.Generator().manual_seed(0)
     start, grads = torch.randn(2, 7, generator=rng), torch.randn(20, 2, 7, generator=rng)
     grads[:, :, 0], grads[:, :, 1] = 0, 1e-7  # where Adam's epsilon is all that matters
-    flat, slots = start.clone(), init_optimizer_state(ours, start)
+    flat, state = start.clone(), init_optimizer_state(ours, start)
     for step, expected in enumerate(reference(theirs, start, grads), 1):
-        descend(ours, flat, grads[step - 1], slots, step)
+        descend(ours, flat, grads[step - 1], state, step)
         torch.testing.assert_close(flat, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -37,14 +37,14 @@ def test_clients_at_different_step_counts_step_as_if_alone(ours, theirs):
     rng = torch.Generator().manual_seed(1)
     start, grads = torch.randn(2, 5, generator=rng), torch.randn(15, 2, 5, generator=rng)
     grads[:, :, 0], grads[:, :, 1] = 0, 1e-7
-    flat, slots = start.clone(), init_optimizer_state(ours, start)
+    flat, state = start.clone(), init_optimizer_state(ours, start)
     for step in range(1, 16):
         rows = [0] if step < 6 else [0, 1]
-        part, held = flat[rows], {name: slot[rows] for name, slot in slots.items()}
+        part, held = flat[rows], {name: part_of_state[rows] for name, part_of_state in state.items()}
         descend(ours, part, grads[step - 1][rows], held, torch.tensor([[step], [step - 5]])[rows])
         flat[rows] = part
-        for name, slot in held.items():
-            slots[name][rows] = slot
+        for name, part_of_state in held.items():
+            state[name][rows] = part_of_state
     for s, taken in ((0, grads[:, 0]), (1, grads[5:, 1])):
         *_, expected = reference(theirs, start[s], taken)
         torch.testing.assert_close(flat[s], expected, rtol=1e-6, atol=1e-6)

@@ -1,6 +1,6 @@
 """What a curious server reads of a client's label distribution p(y|s) from one honest update.
 
-Reisser et al. (2021), Appendix C. Two ways: the step of the output bias (eq. 14-15), and FedMix's q(z|s), which the
+Reisser et al. (2021), Appendix C. Two attacks: the step of the output bias (eq. 14-15), and FedMix's q(z|s), which the
 server may solve for p(y|s) since it knows phi. Neither needs more than what the algorithm sends anyway.
 Shape suffixes: C classes, K experts.
 """

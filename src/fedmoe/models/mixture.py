@@ -1,4 +1,4 @@
-"""Mixing the answers of experts. Always of probabilities, always computed in logs.
+"""Mixing the predictions of experts. Always of probabilities, always computed in logs.
 
 Shape suffixes: B examples, C classes.
 """

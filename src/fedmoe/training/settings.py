@@ -22,7 +22,7 @@ class LocalTraining:
     momentum: NonNegativeFloat = 0.0
     steps: PositiveInt | None = None
     patience: PositiveInt = 20
-    check_every: PositiveInt = 1  # epochs between looks at the validation loss
+    check_every: PositiveInt = 1  # epochs between checks of the validation loss
     augment: Name | None = None  # images only
 
     @property
