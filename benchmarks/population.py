@@ -26,7 +26,7 @@ from torch import Tensor
 from fedmoe.clients.generated import generated_federation
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import parse_config
-from fedmoe.engines.session import RoundRecord
+from fedmoe.engines.steps import RoundRecord
 from fedmoe.experiment import run_events
 from fedmoe.result import versions
 

@@ -27,7 +27,8 @@ from fedmoe.config import ExperimentConfig, parse_config
 from fedmoe.core_types import ClientId, Examples, Tensors, Tree
 from fedmoe.engines.catalog import open_transport
 from fedmoe.engines.protocol import Transport
-from fedmoe.engines.session import RoundRecord, Session
+from fedmoe.engines.session import Session
+from fedmoe.engines.steps import RoundRecord
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.models.images import mlp

@@ -24,7 +24,8 @@ from fedmoe.clients.federation import Federation
 from fedmoe.config import parse_config
 from fedmoe.core_types import ClientId, Tensors, Tree
 from fedmoe.engines.catalog import open_transport
-from fedmoe.engines.session import STEPS, Session
+from fedmoe.engines.session import Session
+from fedmoe.engines.steps import STEPS
 from fedmoe.errors import ConfigError, RunError
 from fedmoe.evaluation.label_leakage import (
     normalised_shares,

@@ -13,7 +13,8 @@ from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId
 from fedmoe.engines.catalog import open_transport
 from fedmoe.engines.manifest import Manifest
-from fedmoe.engines.session import STEPS, RoundRecord, Session
+from fedmoe.engines.session import Session
+from fedmoe.engines.steps import STEPS, RoundRecord
 from fedmoe.errors import RunError, Stopped
 from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings

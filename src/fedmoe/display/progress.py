@@ -16,7 +16,7 @@ from rich.progress import (
 )
 
 from fedmoe.data.fetch import Progress as Fetched
-from fedmoe.engines.session import RoundRecord
+from fedmoe.engines.steps import RoundRecord
 from fedmoe.experiment import Advanced, Event, Started
 
 

@@ -7,20 +7,20 @@ from. Which version of its private state a client starts from is the session's o
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Exchange
 from fedmoe.assembly import Parts
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.frames import shared
-from fedmoe.engines.manifest import Manifest, Sent
+from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.messenger import Messenger, Question
-from fedmoe.engines.protocol import Phase, Transport, exchanges_of
+from fedmoe.engines.protocol import Phase, Transport
 from fedmoe.engines.replies import Replies
 from fedmoe.engines.state_versions import StateVersions
+from fedmoe.engines.steps import Attempt, RoundRecord, Steps
 from fedmoe.errors import RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
@@ -30,42 +30,14 @@ from fedmoe.streams import numpy_stream
 VALIDATION_CLIENTS = 100
 
 
-STEPS: tuple[Phase, ...] = ("round", "after_rounds", "release")  # what changes the server's state
-
-
-class RoundRecord(NamedTuple):
-    """What is on record of a step. An abandoned one left everything as it was, private states included."""
-
-    round: int
-    phase: Phase
-    clients: list[ClientId]
-    rejected: int
-    reports: dict[str, float]  # mean over the clients that reported
-    seconds: float
-    sent: Sent  # bytes by exchange and client, of what was accepted
-    experts: dict[str, Any]  # what the server saw of them: `aggregation.expert_observation.Observation`
-    abandoned: str | None = None  # why
-    warnings: Sequence[str] = ()
-
-
-@dataclass
-class Attempt:
-    """A step under way: it counts as a whole or not at all."""
-
-    server: Tree
-    versions: dict[ClientId, int] = field(default_factory=dict)
-    reports: dict[str, float] = field(default_factory=dict)
-    experts: dict[str, Any] = field(default_factory=dict)
-    abandoned: str | None = None
-
-
 class Session:
     def __init__(self, parts: Parts, transport: Transport) -> None:
         self.parts, self.transport = parts, transport
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.seed = parts.config.seed
-        self.num_rounds = parts.config.schedule.rounds if self.algorithm.round else 0
-        self.num_steps = self.num_rounds + len(self.algorithm.after_rounds) + self._releases
+        schedule = parts.config.schedule
+        self._steps = Steps(self.algorithm, schedule.rounds, release=schedule.release)
+        self.num_rounds, self.num_steps = self._steps.num_rounds, self._steps.total
         self.step = 0  # done so far
         self.server: Tree = self.algorithm.init_server(self.seed)
         self.manifest = Manifest()
@@ -99,7 +71,7 @@ class Session:
     def next_round(self) -> RoundRecord:
         """The next step; its record says if it was abandoned because too few replies were accepted."""
         begun, step, rejected = time.monotonic(), self.step + 1, len(self.manifest.rejected)
-        phase = self._phase(step)
+        phase = self._steps.phase(step)
         clients, attempt = self._clients_of(phase, step), Attempt(self.server)
         for _ in self._exchanges(attempt, phase, step, clients):
             if attempt.abandoned:
@@ -136,11 +108,7 @@ class Session:
         self.delivered = self._deliver(self.server, clients, self.manifest, keep=True)
 
     def personalize(self) -> Iterator[list[ClientId]]:
-        """Clients as they finish. A cohort that finished before a stop is not trained again.
-
-        In two parts at least, since this is long work: a single cohort would leave workers idle. Cohorts are cut before
-        finished ones are skipped, so that a stop changes no client's company.
-        """
+        """Clients as they finish. A cohort that finished before a stop is not trained again."""
         named = self._versions.after(self._delivery_versions)
         yield from self._messages.personalize(self.delivered, self._final_version, named)
 
@@ -167,7 +135,7 @@ class Session:
     def evaluate(self, clients: Sequence[ClientId]) -> list[Score]:
         """What clients would score if the rounds ended here. They keep nothing of it, and training never notices."""
         server = self.server
-        if self._releases and self.step < self.num_steps:
+        if self._steps.releases and self.step < self.num_steps:
             attempt = Attempt(server)
             for _ in self._exchanges(attempt, "release", self.step + 1, self._everyone, evaluating=True):
                 server = attempt.server
@@ -179,17 +147,8 @@ class Session:
     # Steps
 
     @property
-    def _releases(self) -> bool:
-        return self.config.schedule.release and self.algorithm.release is not None
-
-    @property
     def _everyone(self) -> list[ClientId]:
         return [int(client) for client in self.federation.participants]
-
-    def _phase(self, step: int) -> Phase:
-        if step <= self.num_rounds:
-            return "round"
-        return "after_rounds" if step <= self.num_rounds + len(self.algorithm.after_rounds) else "release"
 
     def _clients_of(self, phase: Phase, step: int) -> list[ClientId]:
         if phase != "round":
@@ -203,10 +162,7 @@ class Session:
     ) -> Iterator[Replies]:
         """The exchanges of a step one after another. Who was rejected sits out the rest of it."""
         updates: dict[ClientId, list[Any]] = {client: [] for client in clients}
-        numbered = list(enumerate(exchanges_of(self.algorithm, phase)))
-        if phase == "after_rounds":
-            numbered = numbered[step - self.num_rounds - 1 :][:1]
-        for index, exchange in numbered:
+        for index, exchange in self._steps.exchanges(phase, step):
             replies = self._exchange(attempt, phase, index, step, updates, evaluating)
             for client, update in replies.updates.items():
                 updates[client].append(update)
@@ -255,12 +211,8 @@ class Session:
         """As `_exchange` counted them: by whom the record says that something was accepted."""
         if not self.algorithm.keeps_client_state or record["phase"] == "release" or record["abandoned"]:
             return {}
-        exchanges = exchanges_of(self.algorithm, record["phase"])
-        after_rounds = record["phase"] == "after_rounds"
-        if after_rounds:
-            exchanges = exchanges[record["round"] - self.num_rounds - 1 :][:1]
         versions: dict[ClientId, int] = {}
-        for index, exchange in enumerate(exchanges):
+        for index, (_, exchange) in enumerate(self._steps.exchanges(record["phase"], record["round"])):
             sent = record["sent"].get(exchange.name, {})
             versions |= dict.fromkeys(map(int, sent), self._versions.of(record["round"], index))
         return versions
@@ -294,7 +246,7 @@ class Session:
         updates: dict[ClientId, list[Any]] = {client: [] for client in clients}
         *questions, last = self.algorithm.delivery
         attempt = Attempt(server, self._delivery_versions if keep else {})
-        step = self.num_rounds + len(self.algorithm.after_rounds) + 1 if keep else self.step + 1
+        step = (self._steps.last_exchange if keep else self.step) + 1
         for index, _ in enumerate(questions):
             asked = {client: updates[client] for client in clients if self.federation.may_send(client)}
             replies = self._exchange(attempt, "delivery", index, step, asked, evaluating=not keep)
@@ -307,7 +259,7 @@ class Session:
         return broadcasts
 
     def _is_asked(self, client: ClientId) -> bool:
-        """Who is asked for scores. A pooled evaluation is nobody's own, so it is always scored here."""
+        """Who is asked for scores; the client has the last word."""
         wanted = self.config.evaluation.clients_asked
         return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
 
