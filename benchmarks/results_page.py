@@ -22,7 +22,18 @@ from fedmoe.evaluation.summary import interval, summarise
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 TABLE = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 SCORE = ("client", "unseen", "model", "data", "accuracy", "loss", "examples")
-KEPT = ("name", "title", "algorithm", "seed", "backend", "rounds", "model_weights", "split_digest", "versions")
+KEPT = (
+    "name",
+    "title",
+    "algorithm",
+    "seed",
+    "backend",
+    "rounds",
+    "model_weights",
+    "split_digest",
+    "versions",
+    "traffic",
+)
 DIGITS = 5
 
 Run = dict[str, Any]
@@ -47,7 +58,6 @@ def compact(results: Run, commit: str) -> Run:
         "commit": commit,
         "command": portable(results["command"]),
         "config": results["config"],
-        "bytes": [results["traffic"][key] for key in ("bytes_up", "bytes_down")],
         "curve": [rounded(point) for point in results.get("curve", ())],
         "scores": [SCORE, *([rounded(score[key]) for key in SCORE] for score in results["scores"])],
     }
@@ -105,7 +115,7 @@ def methods(folder: Path, pattern: str) -> list[list[str]]:
                 ", ".join(str(run["seed"]) for run in own),
                 *(accuracy(row[part]) for part in parts),
                 f"{100 * row['own']['worst_decile']:.1f}",
-                f"{fmean(sum(run['bytes']) for run in own) / 1e9:.2f}",
+                f"{fmean(run['traffic']['bytes_up'] + run['traffic']['bytes_down'] for run in own) / 1e9:.2f}",
             ]
         )
     return table
@@ -140,8 +150,11 @@ def choice(folder: Path, pattern: str) -> list[list[str]]:
 
 
 def own_before(run: Run) -> tuple[float, float]:
-    own = [score for score in run["scores"] if score["data"] == "own" and score["model"] == "before"]
-    return fmean(score["accuracy"] for score in own), fmean(score["loss"] for score in own)
+    return mean_over_clients(run, "own", "accuracy"), mean_over_clients(run, "own", "loss")
+
+
+def mean_over_clients(run: Run, data: str, key: str, model: str = "before") -> float:
+    return fmean(score[key] for score in run["scores"] if (score["data"], score["model"]) == (data, model))
 
 
 def seeds(folder: Path, pattern: str) -> list[list[str]]:
@@ -151,20 +164,52 @@ def seeds(folder: Path, pattern: str) -> list[list[str]]:
     table = [["method", *(f"own data: seed {n}" for n in numbers), "mean", "new client, mean", "global, mean"]]
     for title in dict.fromkeys(run["title"] for run in runs):
         mine = {run["seed"]: run for run in runs if run["title"] == title}
-        own = {seed: mean_before(run, "own") for seed, run in mine.items()}
+        own = {seed: mean_over_clients(run, "own", "accuracy") for seed, run in mine.items()}
         cells = [f"{100 * own[n]:.1f}" if n in own else "–" for n in numbers]
-        others = [over_seeds([mean_before(run, data) for run in mine.values()]) for data in ("pooled", "global")]
+        others = [
+            over_seeds([mean_over_clients(run, data, "accuracy") for run in mine.values()])
+            for data in ("pooled", "global")
+        ]
         table.append([title.replace("|", r"\|"), *cells, over_seeds(list(own.values())), *others])
     return table
 
 
-def mean_before(run: Run, data: str) -> float:
-    found = [s["accuracy"] for s in run["scores"] if s["data"] == data and s["model"] == "before"]
-    return fmean(found)
-
-
 def over_seeds(values: Sequence[float]) -> str:
     return f"{100 * fmean(values):.1f}" + spread(interval(values))
+
+
+def personal(folder: Path, pattern: str) -> list[list[str]]:
+    """Personal models less the fine-tuned ones of the same seed, mean ± 95% over seeds: points of accuracy, and loss."""
+    runs = [run for run in load(folder, pattern) if any(score["model"] == "after" for score in run["scores"])]
+    base = {run["seed"]: run for run in runs if run["algorithm"] == "fine_tuned"}
+    columns = [(data, key) for key in ("accuracy", "loss") for data in ("own", "global")]
+    table = [["less fine-tuned", *(f"{data}, {key}" for data, key in columns)]]
+    for title in dict.fromkeys(run["title"] for run in runs if run["algorithm"] != "fine_tuned"):
+        cells = []
+        for data, key in columns:
+            found = [run for run in runs if run["title"] == title and run["seed"] in base]
+            ahead = [
+                mean_over_clients(run, data, key, "after") - mean_over_clients(base[run["seed"]], data, key, "after")
+                for run in found
+            ]
+            half, scale, digits = interval(ahead), *((100, 1) if key == "accuracy" else (1, 3))
+            within = "" if half is None else f" ± {scale * half:.{digits}f}"
+            cells.append(f"{scale * fmean(ahead):+.{digits}f}{within}")
+        table.append([title, *cells])
+    return table
+
+
+def traffic(folder: Path, pattern: str) -> list[list[str]]:
+    """Who sent how much where some opted out; accuracy in percent, mean over clients, before → after personalisation."""
+    table = [
+        ["opt_out", "clients that sent anything", "clients opted out", "bytes sent by clients", "own data", "global"]
+    ]
+    for run in load(folder, pattern):
+        (row,) = summarise([run])
+        counts = [f"{run['traffic'][key]:,}" for key in ("clients_that_sent", "opted_out_clients", "bytes_up")]
+        opted_out = ", ".join(f"{key} = {value}" for key, value in run["config"]["opt_out"].items() if value)
+        table.append([opted_out, *counts, accuracy(row["own"]), accuracy(row["global"])])
+    return table
 
 
 def stored(folder: Path, pattern: str) -> list[list[str]]:
@@ -181,6 +226,8 @@ KINDS: dict[str, Callable[[Path, str], list[list[str]]]] = {
     "methods": methods,
     "choice": choice,
     "seeds": seeds,
+    "personal": personal,
+    "traffic": traffic,
     "stored": stored,
 }
 
