@@ -179,7 +179,7 @@ def over_seeds(values: Sequence[float]) -> str:
 
 
 def personal(folder: Path, pattern: str) -> list[list[str]]:
-    """Personal models less the fine-tuned ones of the same seed, mean ± 95% over seeds: points of accuracy, and loss."""
+    """Personal models less the fine-tuned ones of the same seed, mean ± 95% over seeds: accuracy in points, loss."""
     runs = [run for run in load(folder, pattern) if any(score["model"] == "after" for score in run["scores"])]
     base = {run["seed"]: run for run in runs if run["algorithm"] == "fine_tuned"}
     columns = [(data, key) for key in ("accuracy", "loss") for data in ("own", "global")]
@@ -200,7 +200,7 @@ def personal(folder: Path, pattern: str) -> list[list[str]]:
 
 
 def traffic(folder: Path, pattern: str) -> list[list[str]]:
-    """Who sent how much where some opted out; accuracy in percent, mean over clients, before → after personalisation."""
+    """Who sent how much where some opted out; mean accuracy in percent, before → after personalisation."""
     table = [
         ["opt_out", "clients that sent anything", "clients opted out", "bytes sent by clients", "own data", "global"]
     ]
