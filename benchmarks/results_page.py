@@ -158,19 +158,22 @@ def mean_over_clients(run: Run, data: str, key: str, model: str = "before") -> f
 
 
 def seeds(folder: Path, pattern: str) -> list[list[str]]:
-    """Own accuracy before personalisation by seed, and that of a new client on the pooled data."""
+    """Accuracy before personalisation by seed: on own data and, where it was measured, of a new client; means ± 95%."""
     runs = load(folder, pattern)
     numbers = sorted({run["seed"] for run in runs})
-    table = [["method", *(f"own data: seed {n}" for n in numbers), "mean", "new client, mean", "global, mean"]]
+    parts = {"own": "own data", "pooled": "new client"}
+    parts = {data: name for data, name in parts.items() if any(s["data"] == data for s in runs[0]["scores"])}
+    named = [[f"{name}: seed {n}" for n in numbers] + [f"{name}: mean"] for name in parts.values()]
+    table = [["method", *(column for columns in named for column in columns), "global: mean"]]
     for title in dict.fromkeys(run["title"] for run in runs):
         mine = {run["seed"]: run for run in runs if run["title"] == title}
-        own = {seed: mean_over_clients(run, "own", "accuracy") for seed, run in mine.items()}
-        cells = [f"{100 * own[n]:.1f}" if n in own else "–" for n in numbers]
-        others = [
-            over_seeds([mean_over_clients(run, data, "accuracy") for run in mine.values()])
-            for data in ("pooled", "global")
-        ]
-        table.append([title.replace("|", r"\|"), *cells, over_seeds(list(own.values())), *others])
+        cells = []
+        for data in parts:
+            found = {seed: mean_over_clients(run, data, "accuracy") for seed, run in mine.items()}
+            cells += [f"{100 * found[n]:.1f}" if n in found else "–" for n in numbers]
+            cells.append(over_seeds(list(found.values())))
+        balanced = [mean_over_clients(run, "global", "accuracy") for run in mine.values()]
+        table.append([title.replace("|", r"\|"), *cells, over_seeds(balanced)])
     return table
 
 
