@@ -77,7 +77,7 @@ def log_marginal(log_gate_BH: Tensor, log_likelihood_BH: Tensor) -> Tensor:
 
 
 def expected_log_joint(log_q_BK: Tensor, pruned_q_BH: Tensor, log_likelihood_BH: Tensor, log_gate_BK: Tensor) -> Tensor:
-    """Eq. 6 of each example without H(q), which would make it a lower bound: E_q[log p(y|x, z) p(z|x, s)].
+    """Eq. 6 of each example without H(q), which would make it the ELBO: E_q[log p(y|x, z) p(z|x, s)].
 
     The experts' term takes q' of Algorithm 2, the gate's term the whole q.
     """
