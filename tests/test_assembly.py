@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from fedmoe import assembly
+from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.clients.opt_out import OptOut
 from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.config import parse_config
@@ -67,11 +68,11 @@ def test_the_algorithm_is_told_how_many_values_side_information_has(monkeypatch)
     x, y = torch.randn(10, 4), torch.arange(10) % 3
     federation = federation_from_clients({"a": (x, y, {"site": y % 2})})
     setups = []
-    entry = assembly.find("fedavg")
+    entry = CATALOG["fedavg"]
     spied = entry._replace(factory=lambda options, setup: setups.append(setup) or entry.factory(options, setup))
-    monkeypatch.setattr(assembly, "find", lambda _name: spied)
+    monkeypatch.setitem(CATALOG, "fedavg", spied)
     networks = assembly.build_networks(model(), federation, None, None)
-    assembly.build_algorithm(config(), federation, networks, "sequential")
+    assembly.build_algorithm(config(algorithm={"name": "fedavg"}), federation, networks, "sequential")
     assert setups[0].side_values == {"site": 2}
 
 

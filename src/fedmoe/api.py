@@ -9,7 +9,7 @@ from fedmoe import assembly
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
-from fedmoe.config import ExperimentConfig, parse_config, read_config
+from fedmoe.config import ExperimentConfig, parse_config, read_config, with_algorithm
 from fedmoe.errors import ConfigError
 from fedmoe.experiment import run_events
 from fedmoe.models.network import ModuleOrFactory
@@ -35,12 +35,13 @@ def run(
         federation: the user's own clients (`federation_from_clients`); the config's data and split are then not read.
         expert: a module, or a factory of modules (a class, a lambda), that maps x to one score per class.
         gate: likewise, with a single output; default: the config's model with one output.
-        algorithm: a factory of the user's own; the config's `algorithm` then only names it in tables (`label`).
+        algorithm: a factory of the user's own, factory(setup) or factory(config: MyConfig, setup); its settings, the
+            fields of MyConfig, are what the config has in [algorithm]. See docs/own_algorithm.md.
         directory: where the run lives; default: a new temporary folder.
     """
-    parsed = _parsed(config, federation, expert, gate)
+    parsed = _parsed(config, federation, expert, gate, algorithm)
     home = expanded(directory) if directory else Path(tempfile.mkdtemp(prefix="fedmoe-"))
-    *_, last = run_events(parsed, home, federation=federation, expert=expert, gate=gate, algorithm=algorithm)
+    *_, last = run_events(parsed, home, federation=federation, expert=expert, gate=gate)
     assert isinstance(last, Result)
     return last
 
@@ -54,8 +55,8 @@ def build(
     algorithm: AlgorithmFactory | None = None,
 ) -> Parts:
     """Everything that a run needs, built once; the arguments are those of `run`."""
-    parsed = _parsed(config, federation, expert, gate)
-    return assembly.build(parsed, federation=federation, expert=expert, gate=gate, algorithm=algorithm)
+    parsed = _parsed(config, federation, expert, gate, algorithm)
+    return assembly.build(parsed, federation=federation, expert=expert, gate=gate)
 
 
 def _parsed(
@@ -63,11 +64,14 @@ def _parsed(
     federation: Federation | None,
     expert: ModuleOrFactory | None,
     gate: ModuleOrFactory | None,
+    algorithm: AlgorithmFactory | None,
 ) -> ExperimentConfig:
     if isinstance(config, str | Path):
-        config = read_config(expanded(config))
+        config = read_config(expanded(config), algorithm=algorithm)
     elif not isinstance(config, ExperimentConfig):
-        config = parse_config(config)
+        config = parse_config(config, algorithm)
+    elif algorithm is not None:
+        config = with_algorithm(config, algorithm)
     own_module = "expert" if expert is not None else "gate" if gate is not None else None
     if own_module and federation is None and "data" not in config.model_fields_set:
         raise ConfigError(

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedmoe.algorithms.algorithm import Algorithm
-from fedmoe.algorithms.catalog import find
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
 from fedmoe.clients.federation import Federation, federation_from_split
@@ -18,7 +17,7 @@ from fedmoe.clients.generated import generated_federation
 from fedmoe.clients.opt_out import OptOut, opt_out
 from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.clients.pooled_evaluation import with_pooled_client
-from fedmoe.config import ExperimentConfig, OptOutConfig
+from fedmoe.config import ExperimentConfig, OptOutConfig, with_algorithm
 from fedmoe.core_types import ClientId
 from fedmoe.data.dataset import Dataset
 from fedmoe.data.lexicon import limit_vocabulary
@@ -79,22 +78,23 @@ def build(
     Args:
         federation: the user's own clients; the config's data and split are then not read.
         expert, gate: the user's own modules or factories of modules.
-        algorithm: a factory of the user's own; the config's `algorithm` is then not read.
+        algorithm: a factory of the user's own; see `config.with_algorithm`.
     """
+    if algorithm is not None:
+        config = with_algorithm(config, algorithm)
     source = Built(federation) if federation is not None else build_federation(config)
     whole = source.federation
     if config.evaluation.pooled:
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
     networks = build_networks(config.model, whole, expert, gate)
     backend = resolve_backend(config, networks)
-    made = build_algorithm(config, whole, networks, backend, algorithm)
+    made = build_algorithm(config, whole, networks, backend)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
     if config.schedule.release and made.release is None:
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
-    own_name = getattr(algorithm, "__name__", "own algorithm") if algorithm else find(config.algorithm.name).title
-    title = config.algorithm.label or own_name
+    title = config.algorithm.label or config.algorithm.entry.title
     return Parts(resolved, whole, *networks, made, title, size, source, tuple(notes))
 
 
@@ -195,7 +195,6 @@ def build_algorithm(
     federation: Federation,
     networks: tuple[Network, Network],
     backend: Backend,
-    factory: AlgorithmFactory | None = None,
 ) -> Algorithm:
     if backend == "native":
         for network in networks:
@@ -215,7 +214,7 @@ def build_algorithm(
         release=config.schedule.release,
         side_values=federation.side_values,
     )
-    algorithm = factory(setup) if factory else find(config.algorithm.name).factory(config.algorithm.options(), setup)
+    algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
     for exchanges in (algorithm.round, algorithm.after_rounds, algorithm.delivery):
         names = [exchange.name for exchange in exchanges]
         if len(set(names)) < len(names):

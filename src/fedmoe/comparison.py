@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmoe.algorithms.catalog import find
 from fedmoe.config import AlgorithmChoice, ExperimentConfig
 from fedmoe.errors import ConfigError
 from fedmoe.experiment import Event, never, run_events
@@ -69,5 +68,5 @@ def _require_seeds(seeds: Sequence[int]) -> None:
 
 
 def _rounds_key(choice: AlgorithmChoice, seed: int) -> tuple[Any, ...] | None:
-    rounds = find(choice.name).rounds
+    rounds = choice.entry.rounds
     return None if rounds is None else (rounds, seed, repr(choice.options()))

@@ -10,9 +10,12 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    PrivateAttr,
+    PydanticSchemaGenerationError,
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -20,8 +23,11 @@ from pydantic import (
 
 from fedmoe.aggregation.server_optimizer import ServerOptimizer
 from fedmoe.algorithms.catalog import CATALOG, find
+from fedmoe.algorithms.outside import Entry, entry_of
+from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.config_errors import OLD_KEYS, explain, nearest, renamed_key, renamed_value, require_finite
 from fedmoe.errors import ConfigError
+from fedmoe.import_strings import is_import_string, name_of
 from fedmoe.models.settings import MlpModel, ModelConfig
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.paths import expanded
@@ -68,18 +74,29 @@ class OptOutConfig(Section):
 
 
 class AlgorithmChoice(BaseModel):
-    """A name of the catalog, and that algorithm's own settings beside it, defaults included."""
+    """A name of the catalog, an import string or a name of an installed package; that algorithm's settings beside it.
+
+    Defaults are filled in. A factory that was passed as such goes by its import string, whether it can be imported or
+    not (`with_algorithm`).
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "specialist_mixture"
     label: str | None = None  # what tables, figures and folders call it, where one algorithm is compared with itself
+    _passed: Entry | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
-    def _settings_are_known_and_complete(self) -> "AlgorithmChoice":
+    def _settings_are_known_and_complete(self, info: ValidationInfo) -> "AlgorithmChoice":
+        if info.context is not None:
+            self._passed = info.context
         options = self.options()
         assert self.model_extra is not None  # extra="allow"
         self.model_extra.update(TypeAdapter(type(options)).dump_python(options, mode="json"))
         return self
+
+    @property
+    def entry(self) -> Entry:
+        return self._passed or find(self.name)
 
     @property
     def folder(self) -> str:
@@ -93,8 +110,8 @@ class AlgorithmChoice(BaseModel):
     def options(self) -> Any:
         if (new := renamed_value("algorithm.name", self.name)) is not None:
             raise ConfigError(f"algorithm.name={self.name!r} is now called {new!r}.")
-        kind, given = find(self.name).config, self.model_extra or {}
-        known = getattr(kind, "__dataclass_fields__", {})
+        kind, given = self.entry.config, self.model_extra or {}
+        known = kind.__dataclass_fields__
         for key, value in given.items():
             if key not in known:
                 if f"algorithm.{key}" in OLD_KEYS:
@@ -104,9 +121,14 @@ class AlgorithmChoice(BaseModel):
                 raise ConfigError(f"algorithm.{key}={str(value).lower()} is a boolean, and the setting is none.")
         require_finite(given, "algorithm")
         try:
-            return kind(**given)
+            return TypeAdapter(kind).validate_python(given)  # checks the fields of a plain dataclass too
         except ValidationError as error:
             raise ConfigError(explain(error, AlgorithmChoice, "algorithm.")) from error
+        except PydanticSchemaGenerationError as error:
+            raise ConfigError(
+                f"a config cannot hold the settings of {self.name}: {kind.__name__} has a field that is no number, "
+                "text, flag, list or table. Give it types that a TOML file has."
+            ) from error
 
 
 class TrainingConfig(Section):
@@ -231,15 +253,32 @@ def _with_server_optimizer(choice: Any, optimizer: Any) -> Any:
     table = {"name": choice} if isinstance(choice, str) else choice
     if not isinstance(table, Mapping) or "server_optimizer" in table:
         return choice
-    entry = CATALOG.get(table.get("name", AlgorithmChoice.model_fields["name"].default))
+    name = table.get("name", AlgorithmChoice.model_fields["name"].default)
+    entry = find(name) if name in CATALOG or is_import_string(name) else None
     has_one = entry is not None and "server_optimizer" in entry.config.__dataclass_fields__
     return {**table, "server_optimizer": optimizer} if has_one else choice
 
 
-def read_config(path: Path, changes: Sequence[str] = ()) -> ExperimentConfig:
+def with_algorithm(config: ExperimentConfig, factory: AlgorithmFactory, settings: Any = None) -> ExperimentConfig:
+    """The same with a factory that is passed as such; `settings` are the section [algorithm], its own name left out."""
+    given = config.algorithm.model_dump(include=config.algorithm.model_fields_set) if settings is None else settings
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"algorithm={given!r} is no table of settings, such as {{'label': 'mine'}}.")
+    name = name_of(factory)
+    if given.get("name", name) != name:
+        raise ConfigError(
+            f"algorithm= is given ({name}), but the config names another: algorithm.name={given['name']!r}. "
+            "Remove one of the two; the other keys of [algorithm] are settings of the one that is left."
+        )
+    choice = AlgorithmChoice.model_validate({**given, "name": name}, context=entry_of(factory))
+    return config.model_copy(update={"algorithm": choice})
+
+
+def read_config(path: Path, changes: Sequence[str] = (), algorithm: AlgorithmFactory | None = None) -> ExperimentConfig:
     """Read a TOML file and apply `key.sub=value` changes, whose values are TOML too (or plain text).
 
-    Paths in the file are relative to the file, paths in a change to the current folder.
+    Paths in the file are relative to the file, paths in a change to the current folder. For `algorithm` see
+    `with_algorithm`.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -253,11 +292,17 @@ def read_config(path: Path, changes: Sequence[str] = ()) -> ExperimentConfig:
             inner[key] = str(path.parent / expanded(inner[key]))
     for change in changes:
         _apply(table, change)
-    return parse_config(table)
+    return parse_config(table, algorithm)
 
 
-def parse_config(table: Mapping[str, Any]) -> ExperimentConfig:
-    """A config from what a TOML file holds. The table [recorded] of a run's own config.toml is not read."""
+def parse_config(table: Mapping[str, Any], algorithm: AlgorithmFactory | None = None) -> ExperimentConfig:
+    """A config from what a TOML file holds. The table [recorded] of a run's own config.toml is not read.
+
+    Where a factory is passed, the section [algorithm] holds its settings (`with_algorithm`).
+    """
+    if algorithm is not None:
+        rest = {key: value for key, value in table.items() if key != "algorithm"}
+        return with_algorithm(parse_config(rest), algorithm, table.get("algorithm", {}))
     table = {key: value for key, value in table.items() if not (key == RECORDED and isinstance(value, Mapping))}
     for section, default in (("split", {"kind": "majority"}), ("model", {"name": "mlp"})):
         if isinstance(given := table.get(section), Mapping):

@@ -1,10 +1,11 @@
-"""The only list of algorithms: name -> its settings, its factory, and what it is."""
+"""The only list of algorithms: name -> its settings, its factory, and what it is.
+
+Algorithms from outside are found by an import string or as an entry point of an installed package (`outside.py`).
+"""
 
 import difflib
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
-from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe import import_strings
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedmix.algorithm import fedmix
@@ -13,18 +14,10 @@ from fedmoe.algorithms.fine_tuned import fine_tuned
 from fedmoe.algorithms.lg_fedavg import LgFedAvgConfig, lg_fedavg
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
 from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
+from fedmoe.algorithms.outside import KEY, Entry, entry_of, installed, load_installed
 from fedmoe.algorithms.partial_personalization import PartialPersonalizationConfig
-from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.algorithms.specialist_mixture import specialist_mixture
 from fedmoe.errors import ConfigError
-
-
-class Entry(NamedTuple):
-    config: type[Any]
-    factory: Callable[[Any, AlgorithmSetup], Algorithm]
-    title: str
-    rounds: str | None  # algorithms with the same word have the same rounds: `compare` trains them once
-
 
 CATALOG = {
     "fedavg": Entry(FedAvgConfig, fedavg, "FedAvg", "fedavg"),
@@ -39,8 +32,15 @@ CATALOG = {
 
 
 def find(name: str) -> Entry:
-    if name not in CATALOG:
-        near = difflib.get_close_matches(name, CATALOG, 1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(CATALOG)}."
-        raise ConfigError(f"algorithm.name={name!r} is not known. {hint}")
-    return CATALOG[name]
+    """A name of the catalog, an import string, or a name that an installed package adds."""
+    if name in CATALOG:
+        return CATALOG[name]
+    if import_strings.is_import_string(name):
+        return entry_of(import_strings.load(KEY, name), name)
+    others = installed()
+    if name in others:
+        return load_installed(name, others[name])
+    known = [*CATALOG, *others]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(known)}, or 'package.module:name'."
+    raise ConfigError(f"{KEY}={name!r} is not known. {hint}")

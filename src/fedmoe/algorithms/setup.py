@@ -1,7 +1,7 @@
 """What a run gives to an algorithm's factory."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.core_types import ClientId
@@ -27,4 +27,5 @@ class AlgorithmSetup(NamedTuple):
     side_values: Mapping[str, int] = {}
 
 
-AlgorithmFactory = Callable[[AlgorithmSetup], Algorithm]
+# factory(setup), or factory(config, setup) where a dataclass annotates `config`.
+AlgorithmFactory = Callable[[AlgorithmSetup], Algorithm] | Callable[[Any, AlgorithmSetup], Algorithm]
