@@ -1,7 +1,7 @@
 """Config -> parts: the federation, the models, the algorithm. A node of a real deployment calls it too."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from fedmoe import import_strings
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
@@ -25,9 +26,11 @@ from fedmoe.data.loading import load_dataset
 from fedmoe.data.npz import load_npz_folder
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models.catalog import build_model
+from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.partition.draw import domain_transform, draw_split
+from fedmoe.partition.settings import MajoritySplit
 from fedmoe.partition.split import Split
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
 from fedmoe.training.fallbacks import fallback_note
@@ -118,15 +121,36 @@ def build_federation(config: ExperimentConfig) -> Built:
                 "use split.kind='majority' and leave opt_out away."
             )
         return Built(generated_federation(**sizes, seed=config.seed))
-    dataset = load_dataset(config.data.name, config.data.folder)
+    dataset, digest = _data(config)
+    if isinstance(dataset, Federation):
+        return Built(dataset)
     split = build_split(config, dataset)
     opted = build_opt_out(config, split, dataset)
     if dataset.lexicon is not None:
         dataset = limit_vocabulary(dataset, _shared_rows(split, opted), config.data.vocabulary_size)
     transform = domain_transform(config.split, split, dataset.num_classes, config.seed)
     federation = federation_from_split(dataset, split, opted, transform)
+    federation = replace(federation, digest=federation.digest + digest)
     counts = split.class_counts(dataset.train.y.numpy(), dataset.num_classes) if dataset.num_classes else None
     return Built(federation, split, counts, dataset.class_names)
+
+
+def _data(config: ExperimentConfig) -> tuple[Dataset | Federation, str]:
+    """What the config names, and a digest where only the content can tell whether it is the same again."""
+    name, chosen = config.data.name, config.data
+    if not import_strings.is_import_string(name):
+        return load_dataset(name, chosen.folder), ""
+    made = import_strings.call("data.name", name, {"seed": config.seed}, chosen.settings(), Federation, Dataset)
+    if isinstance(made, Dataset):
+        tensors = {"train.x": made.train.x, "train.y": made.train.y, "test.x": made.test.x, "test.y": made.test.y}
+        return made, f"-{tensors_digest(tensors)}"
+    for section, unused in (("split", config.split == MajoritySplit()), ("opt_out", config.opt_out == OptOutConfig())):
+        if not unused:
+            raise ConfigError(
+                f"data.name={name!r} returned a Federation, in which clients have their records and opted out or not: "
+                f"the section [{section}] does nothing. Remove it, or return a Dataset."
+            )
+    return made, ""
 
 
 def build_opt_out(config: ExperimentConfig, split: Split, dataset: Dataset) -> OptOut:

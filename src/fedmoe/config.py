@@ -46,6 +46,12 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
+    """A name that is an import string is a function: name(seed, **the other keys) -> Federation or Dataset.
+
+    A Dataset is then split; of the keys below `folder` is passed on where it is set.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "digits"
     folder: FilePath | None = None  # default: the environment variable FEDMOE_DATA
     vocabulary_size: PositiveInt = 20_000  # of word-level text: ids that a model knows, made from opted-in text only
@@ -56,6 +62,17 @@ class DataConfig(Section):
         if self.num_classes is not None and self.name != "npz":
             raise ConfigError(f"data.num_classes is for data.name='npz'; {self.name!r} has its own. Remove it.")
         return self
+
+    @model_validator(mode="after")
+    def _only_functions_have_other_settings(self) -> "DataConfig":
+        for key in () if is_import_string(self.name) else self.model_extra or ():
+            known = nearest(f"data.{key}", [f"data.{name}" for name in DataConfig.model_fields])
+            raise ConfigError(f"the config key 'data.{key}' is not known. {known}")
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """Of a function of the user's own."""
+        return {**(self.model_extra or {}), **({} if self.folder is None else {"folder": self.folder})}
 
 
 class Rule(Section):

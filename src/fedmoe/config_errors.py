@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -33,7 +33,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     key, value = prefix + ".".join(place), first.get("input")
     if first["type"] == "union_tag_invalid":
         named = first["ctx"]
-        options = re.findall(r"'(\w+)'", named["expected_tags"])
+        options = re.findall(r"'([^']+)'", named["expected_tags"])
         return f"{key}.{CHOICES[key]}={named['tag']!r} is not known. {nearest(named['tag'], options)}"
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         if key in OLD_KEYS:
@@ -84,7 +84,7 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys: list[str] = [prefix + name for name in getattr(model, "more_keys", list)()]
     for name, field in model.model_fields.items():
         keys.append(prefix + name)
-        for kind in (field.annotation, *get_args(field.annotation)):
+        for kind in (field.annotation, *_kinds(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 keys += known_keys(kind, f"{prefix}{name}.")
             else:
@@ -94,6 +94,14 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 def _keys_beside(model: type[BaseModel], key: str, choice: str) -> list[str]:
     section = key.split(".")[0]
-    kinds = get_args(model.model_fields[section].annotation)
-    chosen = [kind for kind in kinds if kind.model_fields[CHOICES[section]].default == choice]
+    chosen = [
+        kind
+        for kind in _kinds(model.model_fields[section].annotation)
+        if kind.model_fields[CHOICES[section]].default == choice
+    ]
     return [known for kind in chosen for known in known_keys(kind, f"{section}.")]
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The members of a union, without the tags that tell them apart."""
+    return [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in get_args(annotation)]

@@ -18,6 +18,16 @@ def is_import_string(name: Any) -> bool:
     return isinstance(name, str) and ":" in name
 
 
+def kind_by(key: str) -> Callable[[Any], Any]:
+    """For sections of several kinds: the kind that a table or a section says under `key`, EXAMPLE if it is imported."""
+
+    def kind(value: Any) -> Any:
+        name = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+        return EXAMPLE if is_import_string(name) else name
+
+    return kind
+
+
 def load(key: str, name: str) -> Callable[..., Any]:
     """What an import string names; `key` is the config key that holds it. Raises a ConfigError that says what fails."""
     module_name, _, attributes = name.partition(":")
@@ -68,36 +78,24 @@ def require_callable(key: str, name: str, found: Any) -> Callable[..., Any]:
     return result
 
 
-def call(
-    key: str, name: str, arguments: Mapping[str, Any], settings: Mapping[str, Any], returns: type | tuple[type, ...]
-) -> Any:
-    """The function that `name` names, with `arguments` by position and the settings of the config by name."""
-    function = load(key, name)
-    section = key.partition(".")[0]
-    _require_settings(section, name, function, arguments, settings)
-    made = function(*arguments.values(), **settings)
-    if not isinstance(made, returns):
-        wanted = " or ".join(
-            f"{kind.__module__}.{kind.__qualname__}" for kind in (returns if isinstance(returns, tuple) else (returns,))
-        )
-        raise ConfigError(f"{key}={name!r} returned {_kind(made)}, not {wanted}.")
-    return made
-
-
-def _require_settings(
-    section: str, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], settings: Mapping[str, Any]
-) -> None:
+def call(key: str, name: str, arguments: Mapping[str, Any], settings: Mapping[str, Any] | None, *returns: type) -> Any:
+    """Call the function that `name` names with `arguments` by position and the settings beside `key` by name."""
+    function, settings = load(key, name), settings or {}
     try:
-        signature = inspect.signature(function)
-    except ValueError:  # of something built in: the call will tell
-        return
-    try:
-        signature.bind(*arguments.values(), **settings)
+        inspect.signature(function).bind(*arguments.values(), **settings)
+    except ValueError:  # something built in that does not say its arguments
+        pass
     except TypeError as error:
         shown = ", ".join([*arguments, *(f"{setting}=…" for setting in settings)])
+        section = key.partition(".")[0]
         raise ConfigError(
-            f"{name!r} cannot be called as ({shown}): {error}. Its settings are the other keys of [{section}]."
+            f"{key}={name!r} cannot be called as ({shown}): {error}. The other keys of [{section}] are its settings."
         ) from error
+    made = function(*arguments.values(), **settings)
+    if not isinstance(made, returns):
+        wanted = " or ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in returns)
+        raise ConfigError(f"{key}={name!r} returned {_kind(made)}, not {wanted}.")
+    return made
 
 
 def name_of(function: Callable[..., Any]) -> str:

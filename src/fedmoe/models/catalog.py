@@ -2,16 +2,31 @@
 
 from torch import nn
 
+from fedmoe import import_strings
 from fedmoe.errors import ConfigError
 from fedmoe.models.images import LeNet, SmallCNN, mlp
 from fedmoe.models.resnet import resnet
-from fedmoe.models.settings import BagOfWordsModel, LeNetModel, MlpModel, ModelConfig, ResNetModel, TextLstmModel
+from fedmoe.models.settings import (
+    BagOfWordsModel,
+    LeNetModel,
+    MlpModel,
+    ModelConfig,
+    OutsideModel,
+    ResNetModel,
+    TextLstmModel,
+)
 from fedmoe.models.text import BagOfWords, TextLSTM
 
 
 def build_model(
     config: ModelConfig, input_shape: tuple[int, ...], num_outputs: int, vocabulary_size: int | None = None
 ) -> nn.Module:
+    if isinstance(config, OutsideModel):
+        arguments = {"input_shape": input_shape, "num_outputs": num_outputs}
+        vocabulary = {} if vocabulary_size is None else {"vocabulary_size": vocabulary_size}
+        settings = {**vocabulary, **(config.model_extra or {})}
+        made: nn.Module = import_strings.call("model.name", config.name, arguments, settings, nn.Module)
+        return made
     if isinstance(config, MlpModel):
         return mlp(input_shape, num_outputs, config.hidden)
     if isinstance(config, TextLstmModel | BagOfWordsModel):

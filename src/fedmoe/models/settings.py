@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
+from fedmoe.import_strings import EXAMPLE, kind_by
 from fedmoe.setting_types import PositiveInt
 
 
@@ -45,6 +46,23 @@ class BagOfWordsModel(ModelSection):
     counts: Literal["log1p", "raw"] = "log1p"
 
 
+class OutsideModel(BaseModel):
+    """A function of the user's own: name(input_shape, num_outputs, **the other keys) -> nn.Module.
+
+    Of texts it is also given the `vocabulary_size`.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+
 ModelConfig = Annotated[
-    MlpModel | SmallCnnModel | LeNetModel | ResNetModel | TextLstmModel | BagOfWordsModel, Field(discriminator="name")
+    Annotated[MlpModel, Tag("mlp")]
+    | Annotated[SmallCnnModel, Tag("small_cnn")]
+    | Annotated[LeNetModel, Tag("lenet")]
+    | Annotated[ResNetModel, Tag("resnet")]
+    | Annotated[TextLstmModel, Tag("text_lstm")]
+    | Annotated[BagOfWordsModel, Tag("bag_of_words")]
+    | Annotated[OutsideModel, Tag(EXAMPLE)],
+    Discriminator(kind_by("name")),
 ]

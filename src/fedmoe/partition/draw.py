@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmoe import import_strings
 from fedmoe.core_types import ClientId, Tensors
 from fedmoe.data.dataset import Dataset
 from fedmoe.errors import ConfigError
@@ -18,7 +19,14 @@ from fedmoe.partition.majority import split_by_majority
 from fedmoe.partition.natural import split_by_field
 from fedmoe.partition.pachinko import split_by_pachinko
 from fedmoe.partition.quotas import Labels
-from fedmoe.partition.settings import NaturalSplit, PachinkoSplit, PermutationSplit, RotationSplit, SplitConfig
+from fedmoe.partition.settings import (
+    NaturalSplit,
+    OutsideSplit,
+    PachinkoSplit,
+    PermutationSplit,
+    RotationSplit,
+    SplitConfig,
+)
 from fedmoe.partition.size_skew import split_by_size
 from fedmoe.partition.split import Split
 
@@ -40,6 +48,11 @@ BY_LABEL: dict[str, Callable[..., Split]] = {
 
 
 def draw_split(config: SplitConfig, dataset: Dataset, seed: int) -> Split:
+    if isinstance(config, OutsideSplit):
+        arguments = {"dataset": dataset, "seed": seed}
+        made: Split = import_strings.call("split.kind", config.kind, arguments, config.model_extra, Split)
+        _require_rows(config.kind, made, dataset)
+        return made
     labels = Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.num_classes)
     if isinstance(config, NaturalSplit):
         values = _column(dataset, config.field, f"split.field={config.field!r}")
@@ -87,6 +100,28 @@ def _rotation(config: RotationSplit, of_client: NDArray[np.int64], seed: int) ->
         return domains.turn_each(x, steps, number), y, {"angle": torch.from_numpy(steps)}
 
     return Transform(turned, {"angle": number})
+
+
+def _require_rows(kind: str, split: Split, dataset: Dataset) -> None:
+    """Rows that a split of the user's own names must be there: as many clients in each part, and rows of the data."""
+    own_test = dataset.train if split.own_test == "train" else dataset.test
+    tables = {"train": dataset.train, "validation": dataset.train, "test": own_test}
+    clients = split.num_clients + split.num_unseen
+    for part, table in tables.items():
+        shards = getattr(split, part)
+        if len(shards.offsets) != clients + 1:
+            raise ConfigError(
+                f"split.kind={kind!r}: {part} has rows of {len(shards.offsets) - 1} clients, but there are {clients}."
+            )
+        _require_in_range(kind, part, shards.rows, len(table.y))
+    _require_in_range(kind, "global_test", split.global_test, len(dataset.test.y))
+
+
+def _require_in_range(kind: str, part: str, rows: NDArray[np.int64], count: int) -> None:
+    if len(rows) and not 0 <= rows.min() <= rows.max() < count:
+        raise ConfigError(
+            f"split.kind={kind!r}: {part} names rows {rows.min()} to {rows.max()}, but there are {count}, from 0."
+        )
 
 
 def _require_classes(dataset: Dataset, kind: str) -> None:

@@ -5,8 +5,9 @@ Values are checked where they are used, against the data: the splits say what do
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
+from fedmoe.import_strings import EXAMPLE, kind_by
 from fedmoe.setting_types import Float, Int, NonNegativeInt
 
 Pairs = Literal["overlapping", "disjoint"]
@@ -100,14 +101,22 @@ class NaturalSplit(SplitSection):
     global_test_size: Int = 500
 
 
+class OutsideSplit(BaseModel):
+    """A function of the user's own: kind(dataset, seed, **the other keys) -> Split."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    kind: str
+
+
 SplitConfig = Annotated[
-    MajoritySplit
-    | DirichletSplit
-    | KLabelsSplit
-    | PachinkoSplit
-    | SizeSkewSplit
-    | RotationSplit
-    | PermutationSplit
-    | NaturalSplit,
-    Field(discriminator="kind"),
+    Annotated[MajoritySplit, Tag("majority")]
+    | Annotated[DirichletSplit, Tag("dirichlet")]
+    | Annotated[KLabelsSplit, Tag("k_labels")]
+    | Annotated[PachinkoSplit, Tag("pachinko")]
+    | Annotated[SizeSkewSplit, Tag("size_skew")]
+    | Annotated[RotationSplit, Tag("rotation")]
+    | Annotated[PermutationSplit, Tag("permutation")]
+    | Annotated[NaturalSplit, Tag("natural")]
+    | Annotated[OutsideSplit, Tag(EXAMPLE)],
+    Discriminator(kind_by("kind")),
 ]
