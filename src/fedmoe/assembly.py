@@ -1,7 +1,7 @@
 """Config -> parts: the federation, the models, the algorithm. A node of a real deployment calls it too."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from fedmoe.data.lexicon import limit_vocabulary
 from fedmoe.data.loading import load_dataset
 from fedmoe.data.npz import load_npz_folder
 from fedmoe.errors import ConfigError, DataError
+from fedmoe.evaluation.metrics import Metric, load_metrics
 from fedmoe.models.catalog import build_model
 from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.models.network import ModuleOrFactory, Network
@@ -53,6 +54,7 @@ class Parts:
     title: str  # what tables call the algorithm
     cohort_size: int | Callable[[int], int]  # how many clients are computed together, of how many that take part
     source: "Built"
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # of the user's own, beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
 
     @property
@@ -98,7 +100,8 @@ def build(
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
     title = config.algorithm.label or config.algorithm.entry.title
-    return Parts(resolved, whole, *networks, made, title, size, source, tuple(notes))
+    metrics = load_metrics(config.evaluation.metrics)
+    return Parts(resolved, whole, *networks, made, title, size, source, metrics, tuple(notes))
 
 
 class Built(NamedTuple):

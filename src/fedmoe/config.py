@@ -172,7 +172,19 @@ class EvaluationConfig(Section):
     clients: PositiveInt | None = None  # personalise and score this many, drawn by the seed; default: all
     clients_asked: Literal["all", "opted_in", "none"] = "all"  # who is asked for scores; they leave the client
     every: PositiveInt | None = None  # score the state of every so many rounds too, and of the last: a learning curve
+    metrics: tuple[str, ...] = ()  # import strings: name(log-probabilities (N, C), labels (N,)) -> a number
     pooled: PositiveInt | None = None  # score a new client without data on so many of everyone's validation examples
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics_are_import_strings(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not is_import_string(name):
+                raise ConfigError(
+                    f"evaluation.metrics={name!r} is no import string, such as 'package.module:name'. Accuracy and "
+                    "loss are always there."
+                )
+        return names
 
     @model_validator(mode="after")
     def _a_curve_needs_scores(self) -> "EvaluationConfig":

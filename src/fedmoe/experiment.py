@@ -275,7 +275,7 @@ class _Run:
 
     def _score_event(self, score: Score) -> dict[str, Any]:
         names = self.federation.names
-        return {"event": "score", **score._asdict(), **({"name": names[score.client]} if names else {})}
+        return {"event": "score", **score.as_dict(), **({"name": names[score.client]} if names else {})}
 
     def _stop_if_asked(self, where: str) -> None:
         if self.should_stop():

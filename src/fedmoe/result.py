@@ -75,7 +75,7 @@ def results_of(
         "versions": versions(),
         "backend": parts.backend,
         "model_weights": parts.expert.num_weights,
-        "scores": [score._asdict() for score in scores],
+        "scores": [score.as_dict() for score in scores],
         "history": [_of_a_round(record) for record in history if record["phase"] == "round"],
         "assignment": next((known for e in reversed(history) if (known := e["experts"].get("assignment"))), None),
         "warnings": [f"round {record['round']}: {words}" for record in history for words in record["warnings"]],

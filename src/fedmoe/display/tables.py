@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedmoe.evaluation.summary import RunRecord, summarise
-from fedmoe.report.markdown import percent, score_text
+from fedmoe.report.markdown import metric_text, percent, score_text
 
 if TYPE_CHECKING:
     from fedmoe.data.available import SourceStatus
@@ -29,11 +29,13 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
     rows = summarise(results)
     new_clients = [part for part in ("unseen", "pooled") if any(row[part] for row in rows)]
     table.add_column("method", no_wrap=True, overflow="fold")
-    for column in ("own data", "global", *new_clients, "worst 10%", "spread"):
+    metrics = list({name: None for row in rows for name in row["metrics"]})
+    for column in ("own data", "global", *new_clients, "worst 10%", "spread", *map(escape, metrics)):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
         cells = [score_text(row[part]) for part in ("own", "global", *new_clients)]
-        table.add_row(escape(row["title"]), *cells, *(percent(row["own"], key) for key in ("worst_decile", "spread")))
+        cells += [percent(row["own"], key) for key in ("worst_decile", "spread")]
+        table.add_row(escape(row["title"]), *cells, *(metric_text(row["metrics"].get(name)) for name in metrics))
     return table
 
 

@@ -57,6 +57,7 @@ class Messenger:
     def __init__(self, parts: Parts, transport: Transport) -> None:
         self.algorithm, self.num_clients = parts.algorithm, parts.federation.num_clients
         self.cohort_size, self.transport = parts.cohort_size, transport
+        self.metrics = parts.metrics
         self.limits = UpdateLimits(max_norm=parts.config.schedule.max_update_norm)
         self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen)
         self.have_frozen: set[ClientId] = set()  # clients that were sent the frozen weights
@@ -106,7 +107,7 @@ class Messenger:
         reply_to = f"score:{step}"
         header = {"do": "score", "final": final, "send": True, "reply_to": reply_to}
         for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
-            yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients)
+            yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients, self.metrics)
 
     def score_in_private(self, delivered: dict[ClientId, Tree], final: int | None, version_of: VersionOf) -> None:
         """Clients score themselves and keep the figures."""

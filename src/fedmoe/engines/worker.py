@@ -30,6 +30,7 @@ class Worker:
 
     def __init__(self, parts: Parts, store: Path, run_id: str) -> None:
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
+        self.metrics = parts.metrics
         self.seed = parts.config.seed
         self._store_path, self._run_id = store, run_id
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
@@ -160,8 +161,7 @@ class Worker:
         return [
             Score(
                 client, unseen, model, data,
-                *score_examples(lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows),  # type: ignore[misc]
-                len(rows.y),
+                *score_examples(lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics),  # type: ignore[misc]
             )
             for model, personal in models.items()
             for data, rows in parts.items()

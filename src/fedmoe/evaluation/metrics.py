@@ -1,13 +1,17 @@
-"""How good a model is on some examples."""
+"""How good a model is on some examples: accuracy, loss, and metrics of the user's own."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedmoe import import_strings
 from fedmoe.core_types import Examples
+from fedmoe.errors import ConfigError
 from fedmoe.training.inference import CHUNK
+
+Metric = Callable[[Tensor, Tensor], Any]  # (log-probabilities (N, C), labels (N,)) -> a number
 
 
 class Score(NamedTuple):
@@ -20,12 +24,41 @@ class Score(NamedTuple):
     accuracy: float
     loss: float  # mean negative log-likelihood
     examples: int
+    metrics: Mapping[str, float] = {}  # of the user's own, by name; NaN where one is not defined
+
+    def as_dict(self) -> dict[str, Any]:
+        """As results store it: without metrics where there are none."""
+        return {key: value for key, value in self._asdict().items() if key != "metrics" or value}
 
 
-def score_examples(predict: Callable[[Tensor], Tensor], rows: Examples) -> tuple[float, float]:
-    """(accuracy, mean negative log-likelihood) of log-probabilities."""
+def load_metrics(names: Sequence[str]) -> dict[str, Metric]:
+    """Functions of the user's own by what their scores are called: the name after the colon of the import string."""
+    metrics: dict[str, Metric] = {}
+    for name in names:
+        called = name.rpartition(":")[2]
+        if called in metrics:
+            raise ConfigError(f"evaluation.metrics has two metrics called {called!r}. Give one of them another name.")
+        metrics[called] = import_strings.load("evaluation.metrics", name)
+    return metrics
+
+
+def score_examples(
+    predict: Callable[[Tensor], Tensor], rows: Examples, metrics: Mapping[str, Metric] | None = None
+) -> tuple[float, float, int, dict[str, float]]:
+    """The last fields of a Score: accuracy, mean negative log-likelihood, how many examples, and the metrics."""
     with torch.no_grad():
         log_probs_NC = torch.cat([predict(x) for x in rows.x.split(CHUNK)])
     correct = (log_probs_NC.argmax(1) == rows.y).double().mean()
     likelihood = log_probs_NC.gather(1, rows.y[:, None]).double().mean()
-    return float(correct), -float(likelihood)
+    others = {name: _number(name, metric(log_probs_NC, rows.y)) for name, metric in (metrics or {}).items()}
+    return float(correct), -float(likelihood), len(rows.y), others
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"evaluation.metrics: {name!r} returned a {type(value).__name__}, not a number. Return a float, or NaN "
+            "where the metric is not defined."
+        ) from error

@@ -1,12 +1,12 @@
 """Scores are a message like any other: declared, checked, and counted in a section of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedmoe.core_types import ClientId
+from fedmoe.core_types import ClientId, Tensors
 from fedmoe.errors import MessageError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.wire import message
@@ -25,36 +25,53 @@ class ScoreMessage(NamedTuple):
     accuracy: Tensor
     loss: Tensor
     examples: Tensor
+    metrics: Tensors  # of the user's own, by name
 
 
 def score_message(scores: Sequence[Score]) -> ScoreMessage:
     def whole(numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64)
 
+    def real(numbers: Sequence[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    names = scores[0].metrics if scores else {}
     return ScoreMessage(
         model=whole([MODELS.index(score.model) for score in scores]),
         data=whole([DATA.index(score.data) for score in scores]),
-        accuracy=torch.tensor([score.accuracy for score in scores], dtype=torch.float64),
-        loss=torch.tensor([score.loss for score in scores], dtype=torch.float64),
+        accuracy=real([score.accuracy for score in scores]),
+        loss=real([score.loss for score in scores]),
         examples=whole([score.examples for score in scores]),
+        metrics={name: real([score.metrics[name] for score in scores]) for name in names},
     )
 
 
-def scores_in(sent: ScoreMessage, client: ClientId, *, unseen: bool) -> list[Score]:
-    """The scores that a client sent: a diverged model's loss may be no number, everything else must be in range."""
+def scores_in(sent: ScoreMessage, client: ClientId, *, unseen: bool, metrics: Collection[str] = ()) -> list[Score]:
+    """The scores that a client sent, with metrics of these names.
+
+    A diverged model's loss and a metric that is not defined may be no number; everything else must be in range.
+    """
     _check(sent)
-    columns = zip(*(column.tolist() for column in sent), strict=True)
-    return [Score(client, unseen, MODELS[m], DATA[d], accuracy, loss, n) for m, d, accuracy, loss, n in columns]
+    if sent.model.numel() and sent.metrics.keys() != set(metrics):
+        raise MessageError(f"it has metrics {sorted(sent.metrics)}, not {sorted(metrics)}")
+    others = [{name: sent.metrics[name][row].item() for name in metrics} for row in range(len(sent.model))]
+    columns = zip(*(column.tolist() for column in sent[:-1]), others, strict=True)
+    return [Score(client, unseen, MODELS[m], DATA[d], *rest) for m, d, *rest in columns]
 
 
 def _check(sent: ScoreMessage) -> None:
     count = len(MODELS) * len(DATA)
     kinds = {"model": torch.int64, "data": torch.int64, "examples": torch.int64}
-    for name, column in sent._asdict().items():
+    columns = {**sent._asdict(), **{f"metrics/{name}": column for name, column in sent.metrics.items()}}
+    del columns["metrics"]
+    for name, column in columns.items():
         if column.dtype != kinds.get(name, torch.float64) or column.dim() != 1 or len(column) != len(sent.model):
             raise MessageError(f"{name} is {column.dtype} {tuple(column.shape)}, not a column of the scores")
     if bool((sent.loss.abs() > MAX_LOSS).logical_and(sent.loss.isfinite()).any()):
         raise MessageError(f"a loss is beyond {MAX_LOSS:g}, which no mean would survive")
+    for name, column in sent.metrics.items():
+        if bool((column.abs() > MAX_LOSS).any()):
+            raise MessageError(f"the metric {name!r} is beyond {MAX_LOSS:g}, which no mean would survive")
     ranges = {"model": (0, len(MODELS) - 1), "data": (0, len(DATA) - 1), "accuracy": (0, 1), "examples": (1, 2**53)}
     for name, (low, high) in ranges.items():
         column = getattr(sent, name)

@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def summarise(results: Sequence[RunRecord]) -> list[Row]:
-    """One row per method in the order of first appearance: own, global, unseen and pooled scores."""
+    """One row per method in the order of first appearance: own, global, unseen and pooled scores; own metrics."""
     methods: dict[str, list[RunRecord]] = {}
     for result in results:
         methods.setdefault(result["title"], []).append(result)
@@ -27,6 +27,7 @@ def summarise(results: Sequence[RunRecord]) -> list[Row]:
             "global": _cell(runs, data="global", unseen=False),
             "unseen": _cell(runs, data="own", unseen=True),
             "pooled": _cell(runs, data="pooled", unseen=True),
+            "metrics": _metrics(runs),
         }
         for title, runs in methods.items()
     ]
@@ -46,6 +47,25 @@ def _cell(runs: Sequence[RunRecord], *, data: str, unseen: bool) -> Row | None:
         "worst_decile": float(np.mean([worst_decile(values) for values in finals])),
         "before": float(np.mean(befores)) if befores else None,
     }
+
+
+def _metrics(runs: Sequence[RunRecord]) -> Row:
+    """Metrics of the user's own, by name: on own data, of final models, where they are defined."""
+    names = {name: None for run in runs for score in run["scores"] for name in score.get("metrics", {})}
+    cells: Row = {}
+    for name in names:
+        found = [_own_metric(run, name) for run in runs]
+        means = [float(values.mean()) for values in found if len(values)]
+        cells[name] = {"mean": float(np.mean(means)), "interval": interval(means)} if means else None
+    return cells
+
+
+def _own_metric(run: RunRecord, name: str) -> np.ndarray:
+    model = _final_model(run)
+    chosen = (s for s in run["scores"] if s["data"] == "own" and not s["unseen"] and s["model"] == model)
+    values = np.array([score.get("metrics", {}).get(name, math.nan) for score in chosen], dtype=float)
+    defined: np.ndarray = values[np.isfinite(values)]
+    return defined
 
 
 def interval(means: Sequence[float]) -> float | None:

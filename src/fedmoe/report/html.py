@@ -7,6 +7,7 @@ from typing import Any
 
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import curves, expert_figures, figures
+from fedmoe.report.markdown import metric_text
 from fedmoe.report.methods import Method, Row, client_names, group, rejected_updates
 from fedmoe.report.notes import notes
 from fedmoe.report.svg import colour_rules, element, escape
@@ -94,12 +95,14 @@ def _summary(table: Sequence[Row], footnotes: Sequence[str]) -> str:
         "pooled": "New client, pooled data",
     }
     kinds = {kind: name for kind, name in kinds.items() if any(row.get(kind) for row in table)}
-    names = ["Method", *kinds.values(), "Spread", "Worst decile"]
+    metrics = list({name: None for row in table for name in row.get("metrics") or {}})
+    names = ["Method", *kinds.values(), "Spread", "Worst decile", *map(escape, metrics)]
     best = {kind: max(row[kind]["mean"] for row in table if row.get(kind)) for kind in kinds}
     rows = [
         element("th", escape(row["title"]), scope="row")
         + "".join(_score(row.get(kind), best[kind], len(table)) for kind in kinds)
         + "".join(element("td", _percent((row.get("own") or {}).get(key))) for key in ("spread", "worst_decile"))
+        + "".join(element("td", metric_text((row.get("metrics") or {}).get(name))) for name in metrics)
         for row in table
     ]
     more = "".join(element("p", escape(words), class_="note") for words in footnotes)

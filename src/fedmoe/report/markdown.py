@@ -11,11 +11,13 @@ def markdown_table(results: Sequence[RunRecord]) -> str:
     """Accuracy in %, before → after personalisation, and below the table what a reader must know beside it."""
     rows = summarise(results)
     parts = ["own", "global", "unseen", *(["pooled"] if any(row["pooled"] for row in rows) else [])]
-    names = ["method", "own data", *parts[1:], "worst 10% of own"]
+    metrics = list({name: None for row in rows for name in row["metrics"]})
+    names = ["method", "own data", *parts[1:], "worst 10% of own", *map(_escape, metrics)]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
         cells = [score_text(row[part]) for part in parts]
-        lines.append(f"| {_escape(row['title'])} | {' | '.join(cells)} | {percent(row['own'], 'worst_decile')} |")
+        cells += [percent(row["own"], "worst_decile"), *(metric_text(row["metrics"].get(name)) for name in metrics)]
+        lines.append(f"| {_escape(row['title'])} | {' | '.join(cells)} |")
     footnotes = [line for note in notes(results) for line in ("", _escape(note))]
     return "\n".join([*lines, *footnotes]) + "\n"
 
@@ -30,6 +32,16 @@ def score_text(cell: Row | None) -> str:
     interval = "" if cell["interval"] is None else f" ± {100 * cell['interval']:.1f}"
     before = "" if cell["before"] is None else f"{100 * cell['before']:.1f}→"
     return f"{before}{100 * cell['mean']:.1f}{interval}"
+
+
+def metric_text(cell: Row | None) -> str:
+    """
+    >>> metric_text({"mean": 0.51234, "interval": None})
+    '0.512'
+    """
+    if cell is None:
+        return "–"
+    return f"{cell['mean']:.3g}" + ("" if cell["interval"] is None else f" ± {cell['interval']:.2g}")
 
 
 def percent(cell: Row | None, key: str) -> str:
