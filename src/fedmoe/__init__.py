@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fedmoe.assembly import Parts
     from fedmoe.clients.federation import Federation
     from fedmoe.clients.own_data import federation_from_clients
+    from fedmoe.data.dataset import Dataset, Table
+    from fedmoe.partition.split import Shards, Split
     from fedmoe.result import Result
 
     __version__: str
@@ -20,12 +22,16 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigError",
     "DataError",
+    "Dataset",
     "Federation",
     "FedmoeError",
     "MessageError",
     "Parts",
     "Result",
     "RunError",
+    "Shards",
+    "Split",
+    "Table",
     "build",
     "federation_from_clients",
     "run",
@@ -33,9 +39,13 @@ __all__ = [
 
 # Must name what the imports under TYPE_CHECKING name; a test compares the two.
 _HOMES = {
+    "Dataset": "fedmoe.data.dataset",
     "Federation": "fedmoe.clients.federation",
     "Parts": "fedmoe.assembly",
     "Result": "fedmoe.result",
+    "Shards": "fedmoe.partition.split",
+    "Split": "fedmoe.partition.split",
+    "Table": "fedmoe.data.dataset",
     "build": "fedmoe.api",
     "federation_from_clients": "fedmoe.clients.own_data",
     "run": "fedmoe.api",

@@ -40,10 +40,10 @@ def scores_of(gate: Network, gates_M: Tensors, x: Tensor) -> Tensor:
     return scores
 
 
-def answers_of(expert: Network, experts_H: Tensors, x: Tensor) -> Tensor:
+def predictions_of(expert: Network, experts_H: Tensors, x: Tensor) -> Tensor:
     """(H, B, C): log-probabilities of each of H stacked experts."""
-    answers: Tensor = vmap(lambda one: F.log_softmax(expert(one, x), dim=-1))(experts_H)
-    return answers
+    predictions: Tensor = vmap(lambda one: F.log_softmax(expert(one, x), dim=-1))(experts_H)
+    return predictions
 
 
 def unchanged(server: Any, *_: Any) -> Any:
@@ -142,7 +142,7 @@ def chosen_experts(config: ChosenExpertsConfig, setup: AlgorithmSetup) -> Algori
         init_server=lambda seed: init_chosen(setup, seed),
         round=(choose, train),
         delivery=(choose._replace(name="ask"), deliver),
-        predict=lambda b, _client, personal, x: answer_by_best(setup, b, personal, x),
+        predict=lambda b, _client, personal, x: predict_by_best(setup, b, personal, x),
         sample=uniform_sample(setup.clients_per_round),
         client_type=ChosenClient,
         init_client=lambda broadcast, _client, _seed: ChosenClient(broadcast.router),
@@ -222,15 +222,15 @@ def chosen_losses(setup: AlgorithmSetup) -> Loss:
     def losses(trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         log_gate_BM = F.log_softmax(scores_of(setup.gate, trainable["router"], batch.x), dim=-1)
         log_gate_HB = log_gate_BM.T[frozen["expert_ids"]]
-        answers_HBC = answers_of(setup.expert, trainable["experts"], batch.x)
-        return negative_log_likelihood((log_gate_HB[..., None] + answers_HBC).logsumexp(0), batch.y)
+        predictions_HBC = predictions_of(setup.expert, trainable["experts"], batch.x)
+        return negative_log_likelihood((log_gate_HB[..., None] + predictions_HBC).logsumexp(0), batch.y)
 
     return losses
 
 
 def own_losses(setup: AlgorithmSetup) -> Loss:
     def losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
-        return negative_log_likelihood(answers_of(setup.expert, trainable["experts"], batch.x)[0], batch.y)
+        return negative_log_likelihood(predictions_of(setup.expert, trainable["experts"], batch.x)[0], batch.y)
 
     return losses
 
@@ -283,12 +283,12 @@ def prefer(setup: AlgorithmSetup, shared: Delivered, data: ClientData) -> Chosen
     return ChosenPersonal(torch.zeros_like(scores_SH, dtype=torch.bool).scatter(1, best_SK, True))
 
 
-def answer_by_best(setup: AlgorithmSetup, shared: Delivered, personal: ChosenPersonal | None, x: Tensor) -> Tensor:
-    """Each example is answered by its best-scoring expert among those held and preferred."""
+def predict_by_best(setup: AlgorithmSetup, shared: Delivered, personal: ChosenPersonal | None, x: Tensor) -> Tensor:
+    """Each example is predicted by its best-scoring expert among those held and preferred."""
     scores_BH = scores_of(setup.gate, shared.router, x)[:, shared.expert_ids]
     if personal is not None:
         scores_BH = scores_BH.masked_fill(~personal.usable, -torch.inf)
-    return answers_of(setup.expert, shared.experts, x)[scores_BH.argmax(1), torch.arange(len(x))]
+    return predictions_of(setup.expert, shared.experts, x)[scores_BH.argmax(1), torch.arange(len(x))]
 
 
 # 2. A general model learnt together, one minibatch per exchange; a private model and a gate evolve beside it.
@@ -334,7 +334,7 @@ def private_expert(config: PrivateExpertConfig, setup: AlgorithmSetup) -> Algori
         init_server=lambda seed: GeneralServer(setup.expert.init(seed, "init", "expert")),
         round=(step,),
         delivery=(step._replace(name="deliver", private_update=None),),
-        predict=lambda b, _client, personal, x: mixed_answer(setup, b, personal, x),
+        predict=lambda b, _client, personal, x: mixed_prediction(setup, b, personal, x),
         sample=uniform_sample(setup.clients_per_round),
         personal_type=PrivatePersonal,
         init_personal=lambda b, _state, client, seed: PrivatePersonal(b.general, setup.gate.init(seed, "gate", client)),
@@ -398,7 +398,7 @@ def evolve(
     return PrivatePersonal(trained["private"], trained["gate"])
 
 
-def mixed_answer(setup: AlgorithmSetup, shared: General, personal: PrivatePersonal | None, x: Tensor) -> Tensor:
+def mixed_prediction(setup: AlgorithmSetup, shared: General, personal: PrivatePersonal | None, x: Tensor) -> Tensor:
     general_BC = F.log_softmax(setup.expert(shared.general, x), dim=-1)
     if personal is None:
         return general_BC
@@ -456,8 +456,8 @@ def pruned_experts(config: PrunedExpertsConfig, setup: AlgorithmSetup) -> Algori
         cohort_key=lambda b: tuple(b.experts),
         observe=lambda before, after, updates, *_: observe_pruned(before, after, updates),
     )
-    give_gates = Exchange(
-        name="give gates",
+    release_gates = Exchange(
+        name="release gates",
         broadcast=lambda _server, _client, _replies: HeldExperts({}, {}),
         local_update=lambda _b, client, _data, _rng: (client, GivenGates(client.gates), NoReport()),
         aggregate=lambda server, updates, *_: server._replace(gates=mean_gates(updates)),
@@ -478,7 +478,7 @@ def pruned_experts(config: PrunedExpertsConfig, setup: AlgorithmSetup) -> Algori
         ),
         personal_type=PrivateGates,
         personalize=lambda b, client, _personal, data, rng: fit_gates(setup, b, client, data, rng),
-        release=give_gates,
+        release=release_gates,
     )
 
 
@@ -514,8 +514,8 @@ def mix(setup: AlgorithmSetup, experts: Tree, gates_K: Tensors, x: Tensor) -> Te
     """log sum_k g_k f_k with the gate renormalised over the experts held."""
     held = sorted(experts)
     scores_BH = scores_of(setup.gate, gates_K, x)[:, [int(k) for k in held]]
-    answers_BHC = torch.stack([F.log_softmax(setup.expert(experts[k], x), dim=-1) for k in held], dim=1)
-    return (F.log_softmax(scores_BH, dim=1)[..., None] + answers_BHC).logsumexp(1)
+    predictions_BHC = torch.stack([F.log_softmax(setup.expert(experts[k], x), dim=-1) for k in held], dim=1)
+    return (F.log_softmax(scores_BH, dim=1)[..., None] + predictions_BHC).logsumexp(1)
 
 
 def train_held(

@@ -46,7 +46,7 @@ def test_contract(name: str, check: str, backend: Backend, tmp_path: Path) -> No
     CHECKS[check].run(subject(name, backend), tmp_path)
 
 
-def test_every_check_is_used_and_only_silent_algorithms_are_spared_some() -> None:
+def test_every_check_is_used_and_only_algorithms_that_send_nothing_are_spared_some() -> None:
     assert {check for _, check in APPLYING} == {*CHECKS}
     spared = {name for name in ENTRIES if "an update with NaN is rejected" not in contract_checks(subject(name).make())}
     assert spared == {name for name in ENTRIES if not subject(name).make().round} and "local_only" in spared

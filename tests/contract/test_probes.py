@@ -42,7 +42,7 @@ def newest(outcome: Outcome, kind: str, client: ClientId) -> Tensors:
     return load(max((version, row) for (k, c, version), row in outcome.private.items() if (k, c) == (kind, client))[1])
 
 
-# What the server tells of the experts after each round
+# What the server observes of the experts after each round
 
 
 def test_the_load_is_how_many_examples_each_expert_was_sent_to(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_load_and_assignment_are_what_clients_reported(tmp_path: Path) -> None:
     assert experts["usage_entropy"] == pytest.approx(float(torch.special.entr(usage_SK).sum(1).mean()), abs=1e-4)
 
 
-def test_observing_changes_nothing_that_is_sent_or_kept(tmp_path: Path) -> None:
+def test_observing_changes_nothing_that_is_sent_or_stored(tmp_path: Path) -> None:
     seen, unseen = make("pruned_experts"), make("pruned_experts")
     unseen = unseen._replace(round=(unseen.round[0]._replace(observe=None),))
     outcomes = [run_algorithm(one, tiny_federation(), tmp_path / name) for one, name in ((seen, "a"), (unseen, "b"))]
@@ -122,14 +122,14 @@ class Unused:
         raise AssertionError("nothing is sent here")
 
 
-def test_silent_clients_receive_every_expert_and_choose_for_themselves(chosen: Outcome) -> None:
+def test_opted_out_clients_receive_every_expert_and_choose_for_themselves(chosen: Outcome) -> None:
     for client in (OPTED_OUT, EMPTY):
         assert chosen.delivered[client].expert_ids.tolist() == list(range(NUM_EXPERTS))
         assert newest(chosen, "final", client)["usable"].sum() == NUM_CHOSEN
         assert str(client) not in chosen.manifest["messages_of_client"]
 
 
-def test_a_newcomer_is_asked_for_its_choice_only(chosen: Outcome) -> None:
+def test_a_new_client_is_asked_for_its_choice_only(chosen: Outcome) -> None:
     assert len(chosen.delivered[UNSEEN].expert_ids) == NUM_CHOSEN
     assert set(chosen.manifest["messages_of_client"][str(UNSEEN)]) == {"ask"}
 
@@ -166,7 +166,7 @@ class BadChoice(Around):
             yield index, reply
 
 
-def test_who_was_refused_sits_out_the_rest_of_the_round(tmp_path: Path) -> None:
+def test_who_was_rejected_sits_out_the_rest_of_the_round(tmp_path: Path) -> None:
     outcome = run_algorithm(
         make("chosen_experts"), tiny_federation(), tmp_path / "store", rounds=1, cohort_size=9, through=BadChoice
     )
@@ -202,7 +202,7 @@ def assert_same(first: Tensors, second: Tensors) -> None:
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-# Pruned experts: bytes that are really not sent, gates that leave only where they are given
+# Pruned experts: bytes that are really not sent, gates that leave only where they are released
 
 
 def test_an_expert_that_a_client_does_not_use_is_not_sent(tmp_path: Path) -> None:
@@ -222,17 +222,18 @@ def expert_messages(outcome: Outcome, backend: str) -> dict[str, int]:
     return {name.split("/")[1]: row["times"] for name, row in sorted(rows.items()) if name.startswith("experts/")}
 
 
-def test_gates_stay_private_unless_they_are_given(tmp_path: Path) -> None:
+def test_gates_stay_private_unless_they_are_released(tmp_path: Path) -> None:
     outcome = run_algorithm(make("pruned_experts"), tiny_federation(), tmp_path / "store")
     assert outcome.server.gates == {}
     sent = outcome.manifest["sent_by_clients"]
     assert not any(name.startswith("gates") for rows in sent.values() for name in rows)
 
 
-def test_a_release_is_in_the_manifest_and_reaches_newcomers(tmp_path: Path) -> None:
+def test_a_release_is_in_the_manifest_and_reaches_new_clients(tmp_path: Path) -> None:
     outcome = run_algorithm(make("pruned_experts"), tiny_federation(), tmp_path / "store", release=True)
-    given = outcome.manifest["sent_by_clients"]["give gates"]
-    assert given and all(name.startswith("gates/") and row["times"] == len(PARTICIPANTS) for name, row in given.items())
+    released = outcome.manifest["sent_by_clients"]["release gates"]
+    assert released and all(name.startswith("gates/") for name in released)
+    assert all(row["times"] == len(PARTICIPANTS) for row in released.values())
     gates = [trees.from_named(PrivateGates, newest(outcome, "client", client)).gates for client in PARTICIPANTS]
     for name, mean in outcome.server.gates.items():
         torch.testing.assert_close(mean, torch.stack([one[name] for one in gates]).mean(0))
