@@ -1,4 +1,4 @@
-# Two commands for a new client: `make demo` and `make test`. Each makes its own environment.
+# Two commands to begin with: `make demo` and `make test`. Each makes its own environment.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -1,4 +1,4 @@
-"""The kernels under AddressSanitizer and UndefinedBehaviorSanitizer: no read or write out of bounds in any native test."""
+"""The kernels under AddressSanitizer and UndefinedBehaviorSanitizer: nothing out of bounds in any native test."""
 
 import os
 import shutil
