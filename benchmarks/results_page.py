@@ -159,7 +159,9 @@ def own_before(run: Run) -> tuple[float, float]:
 
 
 def mean_over_clients(run: Run, data: str, key: str, model: str = "before") -> float:
-    return fmean(score[key] for score in run["scores"] if (score["data"], score["model"]) == (data, model))
+    """Over the clients that took part in training; pooled data are those of a new client."""
+    wanted = (data, model, data == "pooled")
+    return fmean(score[key] for score in run["scores"] if (score["data"], score["model"], score["unseen"]) == wanted)
 
 
 def seeds(folder: Path, pattern: str) -> list[list[str]]:
