@@ -10,8 +10,6 @@ from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.algorithms.tracing import native_fallbacks
 
 STEP_BY_STEP = {
-    "biased_fedavg": ["group 'private' has a loss of its own"],
-    "lg_fedavg": ["group 'private' has a loss of its own"],
     "fedmix": ["and one of them is frozen"],  # fitting a new client's gate
 }
 

@@ -10,6 +10,8 @@ struct Optimizer {
   double rate, momentum, beta1, beta2, epsilon;
   int64_t adam;
   double proximal;  // strength of the pull towards a client's anchor
+  const int64_t* ranges;  // begin and end of each stretch of the flat vector that is trained; the rest stays
+  int64_t num_ranges;
 };
 
 static void descend(const Optimizer& o, float* p, const float* g, float* mean, float* square, int64_t n, int64_t step) {
@@ -37,7 +39,7 @@ struct Net {
   const int64_t* sizes;
   int64_t num_params;
   const float* const* constants;
-  int64_t lowest;  // the first layer with a parameter that is trained
+  int64_t lowest;  // the first layer with a parameter that is trained: where the backward pass ends
 };
 
 // One client's part in a call. `flat` (P) and the optimizer's state are changed in place; `order` holds the row numbers of
@@ -148,12 +150,22 @@ struct FedMixStep {
 };
 
 // The pull towards the anchor, and the constant. Neither is part of the loss that is reported.
-static void correct_gradient(const Client& client, double proximal, float* gradient, int64_t n) {
+static void correct_gradient(const Client& client, double proximal, float* gradient, int64_t begin, int64_t end) {
   float strength = proximal;
   if (client.anchor)
-    for (int64_t i = 0; i < n; i++) gradient[i] += strength * (client.flat[i] - client.anchor[i]);
+    for (int64_t i = begin; i < end; i++) gradient[i] += strength * (client.flat[i] - client.anchor[i]);
   if (client.gradient_offset)
-    for (int64_t i = 0; i < n; i++) gradient[i] += client.gradient_offset[i];
+    for (int64_t i = begin; i < end; i++) gradient[i] += client.gradient_offset[i];
+}
+
+static void move_weights(const Client& client, const Optimizer& o, float* gradient, int64_t step) {
+  for (int64_t r = 0; r < o.num_ranges; r++) {
+    int64_t begin = o.ranges[2 * r], end = o.ranges[2 * r + 1];
+    correct_gradient(client, o.proximal, gradient, begin, end);
+    float* mean = client.mean ? client.mean + begin : nullptr;
+    float* square = client.square ? client.square + begin : nullptr;
+    descend(o, client.flat + begin, gradient + begin, mean, square, end - begin, step);
+  }
 }
 
 static int64_t largest_constant(const Net* nets, int64_t num_nets) {
@@ -179,8 +191,7 @@ double train_one(const Net* nets, int64_t num_nets, const Client& client, int64_
     rows.resize(client.ends[step] - begin);
     for (size_t b = 0; b < rows.size(); b++) rows[b] = client.x + order[b] * nets[0].layers[0].in_size();
     total += loss_of(members, client, Batch{order, rows, gradient, scratch});
-    correct_gradient(client, optimizer.proximal, gradient, num_weights);
-    descend(optimizer, client.flat, gradient, client.mean, client.square, num_weights, client.steps_before + step + 1);
+    move_weights(client, optimizer, gradient, client.steps_before + step + 1);
   }
   return total;
 }
