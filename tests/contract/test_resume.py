@@ -158,9 +158,9 @@ def test_a_worker_is_killed_and_the_run_resumed(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_costs_a_round_and_nothing_else(name: str, tmp_path: Path) -> None:
     """Private states of the round before are still there when the newest checkpoint turns out to be cut short."""
     whole = run(name, tmp_path / "whole")
-    stop_after_two = iter([False] * 4 + [True] * 99)  # asked before each round and after each checkpoint
+    before_the_last = iter([False] * (ROUNDS - 1) + [True] * 99)  # asked before each round
     with pytest.raises(Stopped):
-        run(name, tmp_path / "cut", should_stop=lambda: next(stop_after_two))
+        run(name, tmp_path / "cut", should_stop=lambda: next(before_the_last))
     checkpoints = sorted((tmp_path / "cut" / "checkpoints").glob("*.safetensors"))
     assert len(checkpoints) == 2
     checkpoints[-1].write_bytes(checkpoints[-1].read_bytes()[:50])

@@ -15,6 +15,7 @@ from fedmoe.algorithms.lg_fedavg import LgFedAvgConfig, lg_fedavg
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
 from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
 from fedmoe.algorithms.partial_personalization import PartialPersonalizationConfig
+from fedmoe.algorithms.scaffold import ScaffoldConfig, scaffold
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.algorithms.specialist_mixture import specialist_mixture
 from fedmoe.errors import ConfigError
@@ -37,6 +38,7 @@ CATALOG = {
     "biased_fedavg": Entry(PartialPersonalizationConfig, biased_fedavg, "Biased FedAvg", None),
     "lg_fedavg": Entry(LgFedAvgConfig, lg_fedavg, "Local/Global", None),
     "fedprox": Entry(FedProxConfig, fedprox, "FedProx", None),
+    "scaffold": Entry(ScaffoldConfig, scaffold, "SCAFFOLD", None),
 }
 
 
