@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
+from fedmoe.algorithms.ditto import DittoConfig, ditto
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedmix.algorithm import fedmix
 from fedmoe.algorithms.fedmix.states import FedMixConfig
@@ -39,6 +40,7 @@ CATALOG = {
     "lg_fedavg": Entry(LgFedAvgConfig, lg_fedavg, "Local/Global", None),
     "fedprox": Entry(FedProxConfig, fedprox, "FedProx", None),
     "scaffold": Entry(ScaffoldConfig, scaffold, "SCAFFOLD", None),
+    "ditto": Entry(DittoConfig, ditto, "Ditto", None),
 }
 
 
