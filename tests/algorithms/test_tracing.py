@@ -10,6 +10,7 @@ from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.algorithms.tracing import native_fallbacks
 
 STEP_BY_STEP = {
+    "apfl": ["group 'own' has a loss of its own"],  # of two models whose weights are mixed anew in every step
     "fedmix": ["and one of them is frozen"],  # fitting a new client's gate
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.algorithms.apfl import ApflConfig, apfl
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
 from fedmoe.algorithms.ditto import DittoConfig, ditto
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
@@ -41,6 +42,7 @@ CATALOG = {
     "fedprox": Entry(FedProxConfig, fedprox, "FedProx", None),
     "scaffold": Entry(ScaffoldConfig, scaffold, "SCAFFOLD", None),
     "ditto": Entry(DittoConfig, ditto, "Ditto", None),
+    "apfl": Entry(ApflConfig, apfl, "APFL", None),
 }
 
 
