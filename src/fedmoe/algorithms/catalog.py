@@ -12,6 +12,7 @@ from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedmix.algorithm import fedmix
 from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.algorithms.fedprox import FedProxConfig, fedprox
+from fedmoe.algorithms.fedrep import FedRepConfig, fedrep
 from fedmoe.algorithms.fine_tuned import fine_tuned
 from fedmoe.algorithms.lg_fedavg import LgFedAvgConfig, lg_fedavg
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
@@ -43,6 +44,7 @@ CATALOG = {
     "scaffold": Entry(ScaffoldConfig, scaffold, "SCAFFOLD", None),
     "ditto": Entry(DittoConfig, ditto, "Ditto", None),
     "apfl": Entry(ApflConfig, apfl, "APFL", None),
+    "fedrep": Entry(FedRepConfig, fedrep, "FedRep", None),
 }
 
 
