@@ -16,7 +16,7 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams, torch_stream
 
 HEAD, BODY = {"3.weight", "3.bias"}, {"1.weight", "1.bias"}
-FEDPER = FedRepConfig(training="joint")
+FEDPER = FedRepConfig(joint=True)
 
 
 class TestTheHead:

@@ -145,6 +145,14 @@ def test_a_private_tensor_that_leaves_is_seen(tmp_path: Path) -> None:
     assert leaked(outcome, spy)
 
 
+def test_what_is_declared_as_known_to_the_server_is_all_that_is_left_out(tmp_path: Path) -> None:
+    """SCAFFOLD sends the change of its control variates: in a client's first round, these themselves."""
+    outcome, spy = run_spied(make("scaffold"), tiny_federation(), tmp_path / "store")
+    found = leaked(outcome, spy)
+    assert found and all(name.startswith("client of") and ": control/" in name for name in found)
+    assert leaked(outcome, spy, ["other"]) == found
+
+
 def same_as_sent(exchange: Exchange) -> Callable[..., Any]:
     def private_update(broadcast: Any, client: Any, _personal: Any, data: Any, rng: Any) -> Any:
         opted_in = tiny_federation().data(rng.clients, opted_in_only=True)

@@ -9,7 +9,6 @@ A client that never trained starts from the head of the initial model.
 """
 
 from collections.abc import Collection
-from typing import Literal
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -42,14 +41,14 @@ class FedRepConfig(PartialPersonalizationConfig):
     """
 
     private_layers: PositiveInt = 1  # how many of the last layers with weights; a residual block is one
-    training: Literal["alternate", "joint"] = "alternate"  # "joint" is FedPer
-    head_epochs: PositiveInt = 10  # of "alternate"
+    joint: bool = False  # train head and body together: FedPer
+    head_epochs: PositiveInt = 10  # before the body's, unless `joint`
 
 
 def fedrep(config: FedRepConfig, setup: AlgorithmSetup) -> Algorithm:
     names = head_names(setup.expert, config.private_layers)
     algorithm = partial_personalization(config, setup, names, mean_of_clients)._replace(release=None)
-    if config.training == "joint":
+    if config.joint:
         return algorithm
     (train,) = algorithm.round
     in_turn = train._replace(
