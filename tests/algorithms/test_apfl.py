@@ -5,11 +5,12 @@ import torch.nn.functional as F
 from algorithms.plain_rounds import BACKENDS, contrary_clients, gradient, private, random_clients, run_rounds, setup_of
 from builders import run_algorithm, tiny_federation, tiny_setup
 from fedmoe import trees
-from fedmoe.algorithms.apfl import ApflConfig, PersonalState, adapted_alpha, apfl, mixed, predict
+from fedmoe.algorithms.apfl import ApflConfig, PersonalState, adapted_alpha, apfl, predict
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.clients.federation import side_by_side
 from fedmoe.core_types import ClientData
 from fedmoe.streams import Streams
+from fedmoe.training.mixed_weights import mixed
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])

@@ -25,12 +25,11 @@ from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors, Tree
-from fedmoe.models.mixture import negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.setting_types import Fraction, PositiveFloat
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch, Loss, Trainable
-from fedmoe.training.classifier import ClassifierLoss, log_probs
+from fedmoe.training.mixed_weights import MixedWeightsLoss, mixed
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -62,22 +61,6 @@ def apfl(config: ApflConfig, setup: AlgorithmSetup) -> Algorithm:
     )
 
 
-def mixed(alpha: Tensor, own: Tensors, shared: Tensors) -> Tensors:
-    """alpha v + (1 - alpha) w, of one client."""
-    return {name: alpha * own[name] + (1 - alpha) * shared[name] for name in own}
-
-
-def mixture_losses(network: Network) -> Loss:
-    """Of the mixture of "own" and "model" by "alpha": groups that are trained, or frozen parts."""
-
-    def losses(trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
-        parts = {**frozen, **trainable}
-        model = mixed(parts["alpha"]["alpha"], parts["own"], parts["model"])
-        return negative_log_likelihood(log_probs(network, model, batch), batch.y)
-
-    return losses
-
-
 def private_update(
     config: ApflConfig,
     setup: AlgorithmSetup,
@@ -87,16 +70,12 @@ def private_update(
     rng: Streams,
 ) -> PersonalState:
     """Algorithm 1 on all records: alpha first where it adapts, then v and a copy of w, step by step together."""
-    trainer, expert = setup.federated, setup.expert
-    alpha_S = personal.alpha
     if config.alpha_rate is not None:
-        alpha_S = adapted_alpha(setup, config.alpha_rate, shared, personal, data, rng)
-    groups = {
-        "own": trainer.group(personal.model, mixture_losses(expert), data.train),
-        "model": trainer.group(shared.model, ClassifierLoss(expert), data.train),
-    }
-    fitted = trainer.fit(groups, rng, {"alpha": {"alpha": alpha_S}})
-    return PersonalState(fitted.params["own"], alpha_S)
+        personal = personal._replace(alpha=adapted_alpha(setup, config.alpha_rate, shared, personal, data, rng))
+    trainer, start_S = setup.federated, {"own": personal.model, "model": shared.model}
+    groups = {"mixture": trainer.group(start_S, MixedWeightsLoss(setup.expert, with_model=True), data.train)}
+    fitted = trainer.fit(groups, rng, {"alpha": personal.alpha})
+    return personal._replace(model=fitted.params["mixture"]["own"])
 
 
 def adapted_alpha(
@@ -107,21 +86,33 @@ def adapted_alpha(
     trainer = setup.federated.with_settings(
         epochs=1, steps=None, batch_size=whole_batch, learning_rate=rate, optimizer="sgd", momentum=0.0
     )
-    group = trainer.group({"alpha": personal.alpha}, mixture_losses(setup.expert), data.train)
+    group = trainer.group({"alpha": personal.alpha}, alpha_losses(setup.expert), data.train)
     frozen = {"own": personal.model, "model": shared.model}
-    fitted = trainer.fit({"alpha": group}, rng._replace(scope=f"{rng.scope}:alpha"), frozen)
-    alpha_S: Tensor = fitted.params["alpha"]["alpha"].clamp(0.0, 1.0)
+    fitted = trainer.fit({"mixing": group}, rng._replace(scope=f"{rng.scope}:alpha"), frozen)
+    alpha_S: Tensor = fitted.params["mixing"]["alpha"].clamp(0.0, 1.0)
     return alpha_S
+
+
+def alpha_losses(network: Network) -> Loss:
+    """Of the mixture, as a function of alpha."""
+    loss = MixedWeightsLoss(network, with_model=False)
+
+    def losses(trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
+        return loss.of_weights(mixed(trainable["mixing"]["alpha"], frozen["own"], frozen["model"]), batch)
+
+    return losses
 
 
 def personalize(
     setup: AlgorithmSetup, shared: Broadcast, personal: PersonalState, data: ClientData, rng: Streams
 ) -> PersonalState:
-    trainer, losses = setup.personal, mixture_losses(setup.expert)
-    groups = {"own": trainer.group(personal.model, losses, data.train)}
-    frozen = {"alpha": {"alpha": personal.alpha}, "model": shared.model}
-    fitted = trainer.fit(groups, rng, frozen, trainer.early_stopping(losses, data.validation))
-    return PersonalState(fitted.params["own"], personal.alpha)
+    """v alone goes on, within the mixture with the delivered w."""
+    trainer, start_S = setup.personal, {"own": personal.model, "model": shared.model}
+    loss, names = MixedWeightsLoss(setup.expert, with_model=False), frozenset(f"own/{name}" for name in personal.model)
+    groups = {"mixture": trainer.group(start_S, loss, data.train, trained_names=names)}
+    stopping = trainer.early_stopping(loss, data.validation)
+    fitted = trainer.fit(groups, rng, {"alpha": personal.alpha}, stopping)
+    return personal._replace(model=fitted.params["mixture"]["own"])
 
 
 def predict(network: Network, shared: Broadcast, personal: PersonalState | None, x: Tensor) -> Tensor:

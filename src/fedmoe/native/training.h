@@ -123,6 +123,48 @@ struct ClassifierStep {
   }
 };
 
+struct MixedWeightsSettings {
+  int64_t with_model;  // whether w is trained too
+};
+
+// Two copies of one network: v, a client's own, and w. The cross-entropy of the weights alpha v + (1 - alpha) w moves v,
+// that of w moves w.
+struct MixedWeightsStep {
+  const MixedWeightsSettings& settings;
+
+  double operator()(std::vector<Member>& nets, const Client& client, const Batch& at) const {
+    float alpha = **(const float* const*)client.inputs;
+    mix(nets[0], nets[1].net, client.flat, alpha, at.scratch);
+    double loss = gradient_of(nets[0], client, at, alpha);
+    return settings.with_model ? loss + gradient_of(nets[1], client, at, 1.f) : loss;
+  }
+
+  // From now on `own` computes with the mixed weights; its gradient still goes where v is.
+  static void mix(Member& own, const Net& model, const float* flat, float alpha, Scratch& scratch) {
+    int64_t total = 0;
+    for (int64_t j = 0; j < model.num_params; j++) total += model.sizes[j];
+    float* mixed = scratch.floats(16, total);
+    for (int64_t j = 0; j < model.num_params; mixed += model.sizes[j++]) {
+      if (own.net.offsets[j] < 0) continue;  // a constant is the same in both
+      const float *v = flat + own.net.offsets[j], *w = flat + model.offsets[j];
+      for (int64_t i = 0; i < model.sizes[j]; i++) mixed[i] = alpha * v[i] + (1 - alpha) * w[i];
+      own.params[j] = mixed;
+    }
+  }
+
+  static double gradient_of(Member& net, const Client& client, const Batch& at, float share) {
+    int64_t batch = at.rows.size(), classes = net.last().out_size();
+    net.forward(at.rows);
+    double loss = 0;
+    for (int64_t b = 0; b < batch; b++) {
+      float* scores = net.scores + b * net.stride();
+      loss += cross_entropy(&scores, classes, client.y[at.order[b]], share / batch);
+    }
+    net.backward(at.rows);
+    return loss / batch;
+  }
+};
+
 // FedMix's experts, gate and q together over a batch; a pruned expert is neither computed nor trained.
 struct FedMixStep {
   const FedMixSettings& settings;
