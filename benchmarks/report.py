@@ -163,6 +163,19 @@ def other_parts(summary: Line) -> list[str]:
                 [[f"{line[column]:,}" for column in columns] for line in population],
             ),
         ]
+    for line in summary.get("methods", {}).values():
+        parts += [
+            "## What methods cost",
+            f"A round of each method as a multiple of FedAvg's, in turns within one process: {line['what']}. Bytes are "
+            "those that a client receives and sends in a round.",
+            table(
+                ["method", "time", "bytes", "step by step in the native backend"],
+                [
+                    [name, spread(method["time"]), f"{method['bytes']:.2f}", "; ".join(method["fallbacks"]) or "–"]
+                    for name, method in line["methods"].items()
+                ],
+            ),
+        ]
     for line in summary.get("overheads", {}).values():
         parts += [
             "## Overheads",

@@ -235,6 +235,7 @@ def build_algorithm(
         personal=LocalTrainer(config.training.personal, backend),
         clients_per_round=None if wanted == "all" else wanted,
         num_clients=federation.num_clients,
+        num_participants=len(federation.participants),
         num_classes=federation.num_classes,
         input_shape=federation.input_shape,
         unlabelled_new_clients=_unlabelled_new_clients(federation),

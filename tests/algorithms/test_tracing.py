@@ -4,14 +4,13 @@ import pytest
 
 from builders import tiny_federation, tiny_setup
 from contract.probes import PROBES
+from fedmoe.algorithms.apfl import ApflConfig, apfl
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.algorithms.fedmix.algorithm import fedmix
 from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.algorithms.tracing import native_fallbacks
 
 STEP_BY_STEP = {
-    "biased_fedavg": ["group 'private' has a loss of its own"],
-    "lg_fedavg": ["group 'private' has a loss of its own"],
     "fedmix": ["and one of them is frozen"],  # fitting a new client's gate
 }
 
@@ -23,6 +22,11 @@ def test_rounds_are_whole_native_epochs_and_the_rest_says_why_not(name):
     expected = STEP_BY_STEP.get(name, [])
     assert len(reasons) == len(expected), reasons
     assert all(part in reason for part, reason in zip(expected, reasons, strict=True)), reasons
+
+
+def test_apfl_adapts_alpha_in_a_step_of_its_own():
+    reasons = native_fallbacks(apfl(ApflConfig(alpha_rate=0.1), tiny_setup("native")), tiny_federation())
+    assert len(reasons) == 1 and "group 'mixing' has a loss of its own" in reasons[0]
 
 
 def test_an_option_that_the_kernels_do_not_know_is_named():

@@ -185,6 +185,17 @@ def test_a_private_tensor_that_leaves_is_named(tmp_path: Path) -> None:
     assert found and all(name.startswith("personal of client") for name in found)
 
 
+def test_what_is_declared_as_known_to_the_server_is_all_that_is_left_out(tmp_path: Path) -> None:
+    """SCAFFOLD sends the change of its control variates: in a client's first round, these themselves."""
+    scaffold = find("scaffold")
+    algorithm = scaffold.factory(scaffold.config(), tiny_setup())
+    outcome, spy = run_spied(algorithm, tiny_federation(), tmp_path / "store")
+    found = leaked(outcome, spy)
+    assert found and all(name.startswith("client of") and ": control/" in name for name in found)
+    assert leaked(outcome, spy, ["other"]) == found
+    assert leaked(outcome, spy, algorithm.known_to_server) == []
+
+
 def test_check_algorithm_says_which_check_failed_and_where() -> None:
     with pytest.raises(AssertionError, match=r"the seed decides the result \(batched\): .*global generator"):
         check_algorithm(that_draws_from_a_global_generator)

@@ -189,6 +189,9 @@ class Algorithm(NamedTuple):
     predict: Predict
     sample: Sample
     client_type: type[Any] = Nothing
+    # Fields of the client state that clients send as well, so that the server knows them: SCAFFOLD's control variates.
+    # Nothing else of a client's state may ever be sent.
+    known_to_server: frozenset[str] = frozenset()
     init_client: InitClient = lambda _broadcast, _client, _seed: Nothing()
     personal_type: type[Any] = Nothing
     init_personal: InitPersonal | None = None

@@ -6,16 +6,21 @@ Algorithms from outside are found by an import string or as an entry point of an
 import difflib
 
 from fedmoe import import_strings
+from fedmoe.algorithms.apfl import ApflConfig, apfl
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
+from fedmoe.algorithms.ditto import DittoConfig, ditto
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedmix.algorithm import fedmix
 from fedmoe.algorithms.fedmix.states import FedMixConfig
+from fedmoe.algorithms.fedprox import FedProxConfig, fedprox
+from fedmoe.algorithms.fedrep import FedRepConfig, fedrep
 from fedmoe.algorithms.fine_tuned import fine_tuned
 from fedmoe.algorithms.lg_fedavg import LgFedAvgConfig, lg_fedavg
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
 from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
 from fedmoe.algorithms.outside import KEY, Entry, entry_of, installed, load_installed
 from fedmoe.algorithms.partial_personalization import PartialPersonalizationConfig
+from fedmoe.algorithms.scaffold import ScaffoldConfig, scaffold
 from fedmoe.algorithms.specialist_mixture import specialist_mixture
 from fedmoe.errors import ConfigError
 
@@ -28,6 +33,11 @@ CATALOG = {
     "fedmix": Entry(FedMixConfig, fedmix, "FedMix", None),
     "biased_fedavg": Entry(PartialPersonalizationConfig, biased_fedavg, "Biased FedAvg", None),
     "lg_fedavg": Entry(LgFedAvgConfig, lg_fedavg, "Local/Global", None),
+    "fedprox": Entry(FedProxConfig, fedprox, "FedProx", None),
+    "scaffold": Entry(ScaffoldConfig, scaffold, "SCAFFOLD", None),
+    "ditto": Entry(DittoConfig, ditto, "Ditto", None),
+    "apfl": Entry(ApflConfig, apfl, "APFL", None),
+    "fedrep": Entry(FedRepConfig, fedrep, "FedRep", None),
 }
 
 

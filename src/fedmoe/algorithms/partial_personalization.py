@@ -22,12 +22,9 @@ from fedmoe.algorithms import fedavg
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, uniform_sample
 from fedmoe.algorithms.fedavg import TrainingReport, Update, move_model
 from fedmoe.algorithms.setup import AlgorithmSetup
-from fedmoe.core_types import ClientData, ClientId, Tensors, Tree
-from fedmoe.models.mixture import negative_log_likelihood
+from fedmoe.core_types import ClientData, ClientId, Tensors
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
-from fedmoe.training.batch import Batch, Loss, Trainable
-from fedmoe.training.classifier import log_probs
 from fedmoe.wire import message
 
 
@@ -165,17 +162,9 @@ def fit_private(
     setup: AlgorithmSetup, shared: Broadcast, client: ClientState, data: ClientData, rng: Streams
 ) -> PersonalState:
     """Train the private part with the shared one frozen, on all records, with early stopping."""
-    trainer, losses = setup.personal, private_losses(setup.expert)
-    groups = {"private": trainer.group(client.private, losses, data.train)}
-    fitted = trainer.fit(groups, rng, shared.model, trainer.early_stopping(losses, data.validation))
-    return PersonalState(fitted.params["private"], client.rounds + (data.train.counts > 0))
-
-
-def private_losses(network: Network) -> Loss:
-    def losses(trainable: Trainable, shared: Tree, batch: Batch) -> Tensor:
-        return negative_log_likelihood(log_probs(network, {**shared, **trainable["private"]}, batch), batch.y)
-
-    return losses
+    whole_S, names = {**shared.model, **client.private}, client.private.keys()
+    fitted = setup.personal.train_classifier(setup.expert, whole_S, data, rng, stop_early=True, trained_names=names)
+    return PersonalState(part(fitted.params["model"], names), client.rounds + (data.train.counts > 0))
 
 
 def predict_with(network: Network, shared: Broadcast, private: Tensors, x: Tensor) -> Tensor:

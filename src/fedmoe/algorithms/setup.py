@@ -19,6 +19,7 @@ class AlgorithmSetup(NamedTuple):
     personal: LocalTrainer  # after the rounds
     clients_per_round: int | None  # None: everyone who opted in
     num_clients: int = 0
+    num_participants: int = 0  # clients that opted in and may be sampled
     num_classes: int = 0
     input_shape: tuple[int, ...] = ()  # of one example
     unlabelled_new_clients: tuple[ClientId, ...] = ()  # unseen clients without any training example

@@ -6,7 +6,7 @@ numbers do not depend on the others. `torch.func.vmap` adds such an axis, whatev
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,13 @@ class Kernel:
         trained = [j for j, name in enumerate(self.program.params) if name not in self.constants]
         self.trained_names = [self.program.params[j] for j in trained]
         self.trained_shapes = [self.shapes[j] for j in trained]
-        # The backward pass ends at the first layer that learns anything.
-        of_layer = [{layer.weight, layer.bias} & set(trained) for layer in self.program.layers]
-        self.first_trained = next((at for at, found in enumerate(of_layer) if found), len(of_layer))
+        self.first_trained = self.first_layer_of(self.trained_names)
+
+    def first_layer_of(self, names: Collection[str]) -> int:
+        """The first layer with one of these parameters: where the backward pass ends if they alone are trained."""
+        wanted = {j for j, name in enumerate(self.program.params) if name in names}
+        of_layer = [{layer.weight, layer.bias} & wanted for layer in self.program.layers]
+        return next((at for at, found in enumerate(of_layer) if found), len(of_layer))
 
     def __call__(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
         """x (..., B, *input_shape), parameters (..., *shape): scores (..., B, outputs)."""

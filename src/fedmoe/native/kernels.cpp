@@ -70,6 +70,13 @@ void fedmoe_train_classifier(const Net* nets, int64_t num_nets, const Client* cl
     losses[c] = train_one(nets, num_nets, clients[c], num_weights, *optimizer, ClassifierStep{});
 }
 
+// A model of a client's own and a shared one, the first within a mixture of both.
+void fedmoe_train_mixed_weights(const Net* nets, int64_t num_nets, const Client* clients, int64_t count,
+                                int64_t num_weights, const Optimizer* optimizer, double* losses, const void* settings) {
+  MixedWeightsStep step{*(const MixedWeightsSettings*)settings};
+  for (int64_t c = 0; c < count; c++) losses[c] = train_one(nets, num_nets, clients[c], num_weights, *optimizer, step);
+}
+
 void fedmoe_train_fedmix(const Net* nets, int64_t num_nets, const Client* clients, int64_t count, int64_t num_weights,
                          const Optimizer* optimizer, double* losses, const void* settings) {
   FedMixStep step{*(const FedMixSettings*)settings};

@@ -25,6 +25,8 @@ class OptimizerSettings(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("rate", "momentum", "beta1", "beta2", "epsilon")),
         ("adam", ctypes.c_int64),
         ("proximal", ctypes.c_double),
+        ("ranges", ctypes.c_void_p),
+        ("num_ranges", ctypes.c_int64),
     ]
 
 
@@ -53,20 +55,32 @@ class Trainer:
         self,
         kernels: Sequence[Kernel],
         offsets: Sequence[NDArray[np.int64]],
+        lowest: Sequence[int],
         optimizer: OptimizerSettings,
+        ranges: NDArray[np.int64],
         function: str = CLASSIFIER,
     ) -> None:
-        """`offsets`: where the parameters of each network start in a client's flat vector; -1 for a constant."""
+        """`offsets`: where the parameters of each network start in a client's flat vector; -1 for a constant.
+
+        `lowest`: the first layer of each network that is trained. `ranges` (n, 2): begin and end of each stretch of the
+        flat vector that is.
+        """
         constants = [_constants(kernel) for kernel in kernels]
-        self._referenced = (list(kernels), list(offsets), constants)  # `_nets` points into them
+        self._referenced = (
+            list(kernels),
+            list(offsets),
+            constants,
+            ranges,
+        )  # `_nets` and the optimizer point into them
+        optimizer.ranges, optimizer.num_ranges = ranges.ctypes.data, len(ranges)
         self._optimizer, self._num_nets = optimizer, len(kernels)
         self._nets = (Net * len(kernels))(
             *(
                 Net(
                     kernel.layers.ctypes.data, len(kernel.layers), at.ctypes.data, kernel.sizes.ctypes.data, len(at),
-                    fixed.ctypes.data, kernel.first_trained,
+                    fixed.ctypes.data, first,
                 )
-                for kernel, at, fixed in zip(kernels, offsets, constants, strict=True)
+                for kernel, at, fixed, first in zip(kernels, offsets, constants, lowest, strict=True)
             )
         )  # fmt: skip
         self._train = getattr(library(), function)

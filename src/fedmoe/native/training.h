@@ -10,6 +10,8 @@ struct Optimizer {
   double rate, momentum, beta1, beta2, epsilon;
   int64_t adam;
   double proximal;  // strength of the pull towards a client's anchor
+  const int64_t* ranges;  // begin and end of each stretch of the flat vector that is trained; the rest stays
+  int64_t num_ranges;
 };
 
 static void descend(const Optimizer& o, float* p, const float* g, float* mean, float* square, int64_t n, int64_t step) {
@@ -37,7 +39,7 @@ struct Net {
   const int64_t* sizes;
   int64_t num_params;
   const float* const* constants;
-  int64_t lowest;  // the first layer with a parameter that is trained
+  int64_t lowest;  // the first layer with a parameter that is trained: where the backward pass ends
 };
 
 // One client's part in a call. `flat` (P) and the optimizer's state are changed in place; `order` holds the row numbers of
@@ -121,6 +123,48 @@ struct ClassifierStep {
   }
 };
 
+struct MixedWeightsSettings {
+  int64_t with_model;  // whether w is trained too
+};
+
+// Two copies of one network: v, a client's own, and w. The cross-entropy of the weights alpha v + (1 - alpha) w moves v,
+// that of w moves w.
+struct MixedWeightsStep {
+  const MixedWeightsSettings& settings;
+
+  double operator()(std::vector<Member>& nets, const Client& client, const Batch& at) const {
+    float alpha = **(const float* const*)client.inputs;
+    mix(nets[0], nets[1].net, client.flat, alpha, at.scratch);
+    double loss = gradient_of(nets[0], client, at, alpha);
+    return settings.with_model ? loss + gradient_of(nets[1], client, at, 1.f) : loss;
+  }
+
+  // From now on `own` computes with the mixed weights; its gradient still goes where v is.
+  static void mix(Member& own, const Net& model, const float* flat, float alpha, Scratch& scratch) {
+    int64_t total = 0;
+    for (int64_t j = 0; j < model.num_params; j++) total += model.sizes[j];
+    float* mixed = scratch.floats(16, total);
+    for (int64_t j = 0; j < model.num_params; mixed += model.sizes[j++]) {
+      if (own.net.offsets[j] < 0) continue;  // a constant is the same in both
+      const float *v = flat + own.net.offsets[j], *w = flat + model.offsets[j];
+      for (int64_t i = 0; i < model.sizes[j]; i++) mixed[i] = alpha * v[i] + (1 - alpha) * w[i];
+      own.params[j] = mixed;
+    }
+  }
+
+  static double gradient_of(Member& net, const Client& client, const Batch& at, float share) {
+    int64_t batch = at.rows.size(), classes = net.last().out_size();
+    net.forward(at.rows);
+    double loss = 0;
+    for (int64_t b = 0; b < batch; b++) {
+      float* scores = net.scores + b * net.stride();
+      loss += cross_entropy(&scores, classes, client.y[at.order[b]], share / batch);
+    }
+    net.backward(at.rows);
+    return loss / batch;
+  }
+};
+
 // FedMix's experts, gate and q together over a batch; a pruned expert is neither computed nor trained.
 struct FedMixStep {
   const FedMixSettings& settings;
@@ -148,12 +192,22 @@ struct FedMixStep {
 };
 
 // The pull towards the anchor, and the constant. Neither is part of the loss that is reported.
-static void correct_gradient(const Client& client, double proximal, float* gradient, int64_t n) {
+static void correct_gradient(const Client& client, double proximal, float* gradient, int64_t begin, int64_t end) {
   float strength = proximal;
   if (client.anchor)
-    for (int64_t i = 0; i < n; i++) gradient[i] += strength * (client.flat[i] - client.anchor[i]);
+    for (int64_t i = begin; i < end; i++) gradient[i] += strength * (client.flat[i] - client.anchor[i]);
   if (client.gradient_offset)
-    for (int64_t i = 0; i < n; i++) gradient[i] += client.gradient_offset[i];
+    for (int64_t i = begin; i < end; i++) gradient[i] += client.gradient_offset[i];
+}
+
+static void move_weights(const Client& client, const Optimizer& o, float* gradient, int64_t step) {
+  for (int64_t r = 0; r < o.num_ranges; r++) {
+    int64_t begin = o.ranges[2 * r], end = o.ranges[2 * r + 1];
+    correct_gradient(client, o.proximal, gradient, begin, end);
+    float* mean = client.mean ? client.mean + begin : nullptr;
+    float* square = client.square ? client.square + begin : nullptr;
+    descend(o, client.flat + begin, gradient + begin, mean, square, end - begin, step);
+  }
 }
 
 static int64_t largest_constant(const Net* nets, int64_t num_nets) {
@@ -179,8 +233,7 @@ double train_one(const Net* nets, int64_t num_nets, const Client& client, int64_
     rows.resize(client.ends[step] - begin);
     for (size_t b = 0; b < rows.size(); b++) rows[b] = client.x + order[b] * nets[0].layers[0].in_size();
     total += loss_of(members, client, Batch{order, rows, gradient, scratch});
-    correct_gradient(client, optimizer.proximal, gradient, num_weights);
-    descend(optimizer, client.flat, gradient, client.mean, client.square, num_weights, client.steps_before + step + 1);
+    move_weights(client, optimizer, gradient, client.steps_before + step + 1);
   }
   return total;
 }

@@ -101,6 +101,7 @@ def tiny_setup(backend: Backend = "batched", clients_per_round: int | None = 3) 
         personal=LocalTrainer(tiny_plan(3), backend),
         clients_per_round=clients_per_round,
         num_clients=UNSEEN,
+        num_participants=len(PARTICIPANTS),
         num_classes=CLASSES,
     )
 

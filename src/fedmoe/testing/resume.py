@@ -133,9 +133,9 @@ def killed_at(at_call: int, subject: Subject, directory: Path, **options: Any) -
 def a_damaged_checkpoint_costs_a_round_and_nothing_else(subject: Subject, folder: Path) -> None:
     """Private states of the round before are still there when the newest checkpoint turns out to be cut short."""
     whole = run(subject, folder / "whole")
-    stop_after_two = iter([False] * 4 + [True] * 99)  # asked before each round and after each checkpoint
+    before_the_last = iter([False] * (ROUNDS - 1) + [True] * 99)  # asked before each round
     try:
-        run(subject, folder / "cut", should_stop=lambda: next(stop_after_two))
+        run(subject, folder / "cut", should_stop=lambda: next(before_the_last))
     except Stopped:
         pass
     else:

@@ -1,10 +1,11 @@
-"""What is added to the gradient of a group beside that of its loss: a proximal pull, and a constant.
+"""What is done to the gradient of a group's loss: a proximal pull and a constant added, and zero where nothing moves.
 
 Shape suffixes: S clients of a cohort, R clients that take this step, P parameters of a group.
 """
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedmoe.core_types import Tree
@@ -25,15 +26,22 @@ class Corrections(NamedTuple):
     anchor_SP: Tensor | None = None
     strength: float = 0.0
     offset_SP: Tensor | None = None
+    untrained_P: Tensor | None = None  # bool: parameters that stay as they are
 
     @classmethod
     def of(
-        cls, proximal: Proximal | None, gradient_offset: Tree | None, layout: Layout, flat_SP: Tensor
+        cls,
+        proximal: Proximal | None,
+        gradient_offset: Tree | None,
+        trained_names: frozenset[str] | None,
+        layout: Layout,
+        flat_SP: Tensor,
     ) -> "Corrections":
         return cls(
             proximal and _packed(proximal.towards_S, layout, flat_SP, "the weights of the proximal term"),
             proximal.strength if proximal else 0.0,
             None if gradient_offset is None else _packed(gradient_offset, layout, flat_SP, "the gradient offset"),
+            None if trained_names is None else _untrained(trained_names, layout),
         )
 
     def apply(self, grad_RP: Tensor, point_RP: Tensor, rows: list[int] | slice) -> None:
@@ -42,6 +50,17 @@ class Corrections(NamedTuple):
             grad_RP.add_(point_RP - self.anchor_SP[rows], alpha=self.strength)
         if self.offset_SP is not None:
             grad_RP.add_(self.offset_SP[rows])
+        if self.untrained_P is not None:  # no optimizer moves a weight whose gradient was always zero
+            grad_RP.masked_fill_(self.untrained_P, 0)
+
+
+def _untrained(trained_names: frozenset[str], layout: Layout) -> Tensor:
+    unknown = trained_names - set(layout.names)
+    if unknown or not trained_names:
+        wrong = f"no parameter is named {min(unknown)!r}" if unknown else "trained_names is empty"
+        raise MessageError(f"{wrong}. Name at least one parameter to train, out of {', '.join(layout.names)}.")
+    stays = torch.tensor([name not in trained_names for name in layout.names], dtype=torch.bool)
+    return stays.repeat_interleave(torch.tensor(layout.sizes))
 
 
 def _packed(tree_S: Tree, layout: Layout, flat_SP: Tensor, what: str) -> Tensor:

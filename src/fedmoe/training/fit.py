@@ -46,6 +46,7 @@ class Group(NamedTuple):
     augmentation: Augmentation | None = None  # changes x of every training batch
     proximal: Proximal | None = None  # a pull of the parameters towards given ones: FedProx, Ditto
     gradient_offset: Tree | None = None  # of the structure of `params`, added to every gradient: SCAFFOLD
+    trained_names: frozenset[str] | None = None  # parameters that move, the others stay: FedRep; None: all move
 
 
 class Schedule(NamedTuple):
@@ -129,7 +130,9 @@ class _Cohort:
             name: init_optimizer_state(group.optimizer, self.flat[name]) for name, group in groups.items()
         }
         self.corrections = {
-            name: Corrections.of(group.proximal, group.gradient_offset, self.layouts[name], self.flat[name])
+            name: Corrections.of(
+                group.proximal, group.gradient_offset, group.trained_names, self.layouts[name], self.flat[name]
+            )
             for name, group in groups.items()
         }
         self.native = self._native_epochs(rng) if backend == "native" else None
@@ -145,7 +148,10 @@ class _Cohort:
         self.steps_S = self._steps_per_epoch()
         self.taken_S = [0] * self.size
         if backend == "sequential":  # views of the rows that are trained in place: made once, seen anew by each step
-            self.leaves = {name: _leaves(self.layouts[name].unpack(flat[0])) for name, flat in self.flat.items()}
+            self.leaves = {
+                name: _leaves(self.layouts[name], self.flat[name][0], group.trained_names)
+                for name, group in groups.items()
+            }
             self.grads = {name: torch.empty_like(flat) for name, flat in self.flat.items()}
             self.frozen_of_one = trees.pick(frozen, 0)
         self.loss_S, self.epochs_S = torch.zeros(self.size), torch.zeros(self.size)
@@ -267,5 +273,12 @@ def _rows(still_training: list[int], size: int) -> list[int] | slice:
     return slice(None) if len(still_training) == size else still_training  # a list costs ten times a slice
 
 
-def _leaves(views: Tree) -> Tree:
-    return trees.tree_map(lambda view: view.detach().requires_grad_(), views)
+def _leaves(layout: Layout, row_P: Tensor, trained_names: frozenset[str] | None) -> Tree:
+    """Views of a client's vector. Where only some are trained, autograd need not go further than these."""
+    named = trees.to_named(layout.unpack(row_P))
+    return trees.nested(
+        {
+            name: view.detach().requires_grad_(trained_names is None or name in trained_names)
+            for name, view in named.items()
+        }
+    )

@@ -21,8 +21,10 @@ def gradient_of_one(
     value = loss(trainable, frozen, batch).mean()
     if batch_term:
         value = value + batch_term(trainable, frozen, batch, torch.ones(len(batch), dtype=torch.bool))
-    grads = torch.autograd.grad(value, trees.leaves(own), materialize_grads=True)
-    torch.cat([grad.reshape(1, -1) for grad in grads], dim=1, out=out)
+    leaves = trees.leaves(own)
+    grads = iter(torch.autograd.grad(value, [leaf for leaf in leaves if leaf.requires_grad], materialize_grads=True))
+    parts = [next(grads) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
+    torch.cat([part.reshape(1, -1) for part in parts], dim=1, out=out)
     return value.detach()[None]
 
 

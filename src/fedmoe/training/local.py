@@ -3,7 +3,7 @@
 Shape suffixes: S clients of a cohort, C classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -57,13 +57,16 @@ class LocalTrainer(NamedTuple):
         proximal: Proximal | None = None,
         gradient_offset: Tree | None = None,
         logit_offset_SC: Tensor | None = None,
+        trained_names: Collection[str] | None = None,
     ) -> Fitted:
         """On all of the clients' `data.train`; with `stop_early` the best copy by loss on `data.validation`.
 
-        For the last three see `fit.Group` and `classifier.ClassifierLoss`. The weights are `params["model"]`.
+        For the last four see `fit.Group` and `classifier.ClassifierLoss`. The weights are `params["model"]`.
         """
         loss = ClassifierLoss(network)
-        group = self.group(params_S, loss, data.train, proximal=proximal, gradient_offset=gradient_offset)
+        trained = None if trained_names is None else frozenset(trained_names)
+        options = {"proximal": proximal, "gradient_offset": gradient_offset, "trained_names": trained}
+        group = self.group(params_S, loss, data.train, **options)
         stopping = self.early_stopping(loss, data.validation) if stop_early else None
         return self.fit({"model": group}, rng, _offset(logit_offset_SC), stopping)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmoe.core_types import Tensors, Tree
@@ -83,8 +84,8 @@ def kernel_spec_of(groups: Mapping[str, "Group"], frozen: Tree) -> KernelSpec | 
     if groups.keys() != known:
         return f"the groups {', '.join(map(repr, groups))} are trained together"
     for other in known - {name}:
-        if groups[other].proximal or groups[other].gradient_offset is not None:
-            return f"group {other!r} has a proximal term or a gradient offset beside {name!r}"
+        if any(getattr(groups[other], what) is not None for what in ("proximal", "gradient_offset", "trained_names")):
+            return f"group {other!r} has a proximal term, a gradient offset or untrained parameters beside {name!r}"
     for feature in ("batch_term", "noise", "augmentation"):
         if getattr(group, feature):
             return f"group {name!r} has {'an' if feature[0] == 'a' else 'a'} {feature}"
@@ -108,8 +109,9 @@ def native_epochs(
     beside = tuple(spec.objective.shapes.items()) if spec.objective else ()
     layout = layouts[name]
     bound = _bound_trainer(
-        kernels, layout.names, layout.shapes, group.optimizer, corrections.strength, spec.num_copies, beside, function
-    )
+        kernels, layout.names, layout.shapes, group.trained_names, group.optimizer, corrections.strength,
+        spec.num_copies, beside, function,
+    )  # fmt: skip
     counts = group.data.counts.tolist()
     size = len(counts)
     check_weights(group.params, flat[name], size)
@@ -139,6 +141,7 @@ def _bound_trainer(
     kernels: Kernels,
     names: tuple[str, ...],
     shapes: tuple[tuple[int, ...], ...],
+    trained_names: frozenset[str] | None,
     optimizer: Optimizer,
     strength: float,
     num_copies: int | None,
@@ -154,11 +157,23 @@ def _bound_trainer(
         for prefix, kernel in kernels
     ]
     networks = [kernel for _, kernel in kernels]
+    trained = frozenset(names) if trained_names is None else trained_names
+    lowest = [
+        kernel.first_layer_of([p for p in kernel.trained_names if prefix + p in trained]) for prefix, kernel in kernels
+    ]
     if num_copies is not None:
         (expert,), (first,) = networks, offsets
-        networks = [expert] * num_copies
+        networks, lowest = [expert] * num_copies, lowest * num_copies
         offsets = [np.where(first < 0, first, first + h * expert.sizes) for h in range(num_copies)]
-    return _BoundTrainer(Trainer(networks, offsets, _settings(optimizer, strength), function), starts)
+    ranges = _ranges([name in trained for name in names], sizes)
+    settings = _settings(optimizer, strength)
+    return _BoundTrainer(Trainer(networks, offsets, lowest, settings, ranges, function), starts)
+
+
+def _ranges(is_trained: Sequence[bool], sizes: Sequence[int]) -> NDArray[np.int64]:
+    """(n, 2): begin and end of each stretch of trained tensors; neighbours are one stretch."""
+    edges = np.diff(np.repeat([False, *is_trained, False], [1, *sizes, 1]).astype(np.int64))
+    return np.ascontiguousarray(np.stack([np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)], axis=1))
 
 
 def shuffled(generator: torch.Generator, count: int, batch_size: int, steps: int) -> Tensor:
