@@ -10,6 +10,7 @@ from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedmix.algorithm import fedmix
 from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.algorithms.fine_tuned import fine_tuned
+from fedmoe.algorithms.ifca import IfcaConfig, ifca
 from fedmoe.algorithms.lg_fedavg import LgFedAvgConfig, lg_fedavg
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
 from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
@@ -35,6 +36,7 @@ CATALOG = {
     "fedmix": Entry(FedMixConfig, fedmix, "FedMix", None),
     "biased_fedavg": Entry(PartialPersonalizationConfig, biased_fedavg, "Biased FedAvg", None),
     "lg_fedavg": Entry(LgFedAvgConfig, lg_fedavg, "Local/Global", None),
+    "ifca": Entry(IfcaConfig, ifca, "IFCA", None),
 }
 
 
