@@ -69,7 +69,7 @@ def test_with_one_cluster_it_is_fedavg_to_the_last_bit(backend, tmp_path):
 
 
 def test_it_finds_the_two_clusters_that_one_model_cannot_serve(tmp_path):
-    """Section 6: every client ends with the model of its own group, also those that never sent anything."""
+    """Every client ends with the model of its own group, also those that never sent anything."""
     setup = tiny_setup("batched", clients_per_round=None)
     found = run_algorithm(ifca(IfcaConfig(), setup), two_groups(), tmp_path / "ifca", rounds=15)
     plain = run_algorithm(fedavg(FedAvgConfig(), setup), two_groups(), tmp_path / "fedavg", rounds=15)

@@ -13,6 +13,7 @@ STEP_BY_STEP = {
     "biased_fedavg": ["group 'private' has a loss of its own"],
     "lg_fedavg": ["group 'private' has a loss of its own"],
     "fedmix": ["and one of them is frozen"],  # fitting a new client's gate
+    "fedem": ["group 'components' has a loss of its own"],  # cross-entropies weighted example by example
 }
 
 

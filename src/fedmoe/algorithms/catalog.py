@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
+from fedmoe.algorithms.fedem import FedEmConfig, fedem
 from fedmoe.algorithms.fedmix.algorithm import fedmix
 from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.algorithms.fine_tuned import fine_tuned
@@ -37,6 +38,7 @@ CATALOG = {
     "biased_fedavg": Entry(PartialPersonalizationConfig, biased_fedavg, "Biased FedAvg", None),
     "lg_fedavg": Entry(LgFedAvgConfig, lg_fedavg, "Local/Global", None),
     "ifca": Entry(IfcaConfig, ifca, "IFCA", None),
+    "fedem": Entry(FedEmConfig, fedem, "FedEM", None),
 }
 
 

@@ -4,8 +4,7 @@ Follows Algorithm 1 there, with model averaging: all models are broadcast, a cli
 mean loss on its opted-in records), trains that model and sends it with its choice. A cluster's model is the mean over
 the clients that chose it, weighted by their counts of examples as in FedAvg (the paper's clients are of one size); a
 cluster that nobody chose stays as it is. After the rounds every client, also one that may send nothing, receives all
-models and chooses in private, on all of its own records. Before that, and for a client without records, all models count
-alike.
+models and chooses in private, on all of its own records. Before that, and without records, all models count alike.
 Shape suffixes: S clients of a cohort, K models, B examples, C classes.
 """
 
@@ -36,7 +35,7 @@ from fedmoe.wire import message
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class IfcaConfig:
-    """Two clusters, as on Rotated CIFAR and Federated EMNIST in the paper (Section 6); Rotated MNIST has four there."""
+    """Two clusters, as on Rotated CIFAR and Federated EMNIST in the paper; Rotated MNIST has four there."""
 
     num_clusters: PositiveInt = 2  # K
     max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may report
@@ -112,7 +111,7 @@ def losses_of(network: Network, trainer: LocalTrainer, experts_SK: Tensors, exam
 def local_update(
     setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: Streams
 ) -> tuple[Nothing, Update, TrainingReport]:
-    """Algorithm 1, lines 6-8 and LocalUpdate: estimate the cluster, train its model."""
+    """Estimate the cluster, then train its model."""
     choice_S = losses_of(setup.expert, setup.federated, shared.experts, data.train).argmin(1)
     chosen = {name: leaf[torch.arange(len(choice_S)), choice_S] for name, leaf in shared.experts.items()}
     own = fedavg.Broadcast(chosen)
@@ -127,7 +126,7 @@ def choice_rejection(update: Update) -> str | None:
 
 
 def aggregate(config: IfcaConfig, server: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
-    """Algorithm 1, line 12: each model is averaged over the clients that chose it."""
+    """Each model is averaged over the clients that chose it."""
     models = trees.unstack(server.experts, config.num_clusters)
     for k, model in enumerate(models):
         chosen = {
