@@ -14,6 +14,7 @@ STEP_BY_STEP = {
     "lg_fedavg": ["group 'private' has a loss of its own"],
     "fedmix": ["and one of them is frozen"],  # fitting a new client's gate
     "fedem": ["group 'components' has a loss of its own"],  # cross-entropies weighted example by example
+    "fedrod": ["group 'head' has a loss of its own"],  # a linear layer on features that were computed once
 }
 
 

@@ -10,6 +10,7 @@ from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedem import FedEmConfig, fedem
 from fedmoe.algorithms.fedmix.algorithm import fedmix
 from fedmoe.algorithms.fedmix.states import FedMixConfig
+from fedmoe.algorithms.fedrod import FedRodConfig, fedrod
 from fedmoe.algorithms.fine_tuned import fine_tuned
 from fedmoe.algorithms.ifca import IfcaConfig, ifca
 from fedmoe.algorithms.lg_fedavg import LgFedAvgConfig, lg_fedavg
@@ -39,6 +40,7 @@ CATALOG = {
     "lg_fedavg": Entry(LgFedAvgConfig, lg_fedavg, "Local/Global", None),
     "ifca": Entry(IfcaConfig, ifca, "IFCA", None),
     "fedem": Entry(FedEmConfig, fedem, "FedEM", None),
+    "fedrod": Entry(FedRodConfig, fedrod, "Fed-RoD", None),
 }
 
 
