@@ -13,6 +13,7 @@ from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.algorithms.fedrod import FedRodConfig, fedrod
 from fedmoe.algorithms.fine_tuned import fine_tuned
 from fedmoe.algorithms.ifca import IfcaConfig, ifca
+from fedmoe.algorithms.knn_per import KnnPerConfig, knn_per
 from fedmoe.algorithms.lg_fedavg import LgFedAvgConfig, lg_fedavg
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
 from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
@@ -41,6 +42,7 @@ CATALOG = {
     "ifca": Entry(IfcaConfig, ifca, "IFCA", None),
     "fedem": Entry(FedEmConfig, fedem, "FedEM", None),
     "fedrod": Entry(FedRodConfig, fedrod, "Fed-RoD", None),
+    "knn_per": Entry(KnnPerConfig, knn_per, "kNN-Per", "fedavg"),
 }
 
 
