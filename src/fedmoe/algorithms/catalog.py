@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
+from fedmoe.algorithms.centralized import CentralizedConfig, centralized
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedem import FedEmConfig, fedem
 from fedmoe.algorithms.fedmix.algorithm import fedmix
@@ -43,6 +44,7 @@ CATALOG = {
     "fedem": Entry(FedEmConfig, fedem, "FedEM", None),
     "fedrod": Entry(FedRodConfig, fedrod, "Fed-RoD", None),
     "knn_per": Entry(KnnPerConfig, knn_per, "kNN-Per", "fedavg"),
+    "centralized": Entry(CentralizedConfig, centralized, "Centralized", None),
 }
 
 

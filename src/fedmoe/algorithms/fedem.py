@@ -45,17 +45,19 @@ class FedEmConfig:
 
 
 class ServerState(NamedTuple):
-    components: Tensors  # (M, ...)
+    experts: Tensors  # (M, ...)
 
 
-@message
+@message(experts="experts", expert_ids="expert_ids")
 class Broadcast(NamedTuple):
-    components: Tensors  # (M, ...): theta_m
+    experts: Tensors  # (M, ...): the components theta_m
+    expert_ids: Tensor  # (M,)
 
 
-@message
+@message(experts="experts", expert_ids="expert_ids")
 class Update(NamedTuple):
-    components: Tensors  # (M, ...): theta_m,t
+    experts: Tensors  # (M, ...): theta_m,t
+    expert_ids: Tensor  # (M,)
     num_examples: Tensor  # n_t
 
 
@@ -69,10 +71,11 @@ def fedem(config: FedEmConfig, setup: AlgorithmSetup) -> Algorithm:
     uniform = torch.full((config.num_components,), 1 / config.num_components)
     train = Exchange(
         name="train",
-        broadcast=lambda server, _client, _replies: Broadcast(server.components),
+        broadcast=lambda server, _client, _replies: Broadcast(server.experts, torch.arange(config.num_components)),
         local_update=lambda b, client, data, rng: local_update(setup, b, client, data, rng),
         aggregate=lambda server, updates, *_: aggregate(config, server, updates),
-        update_like=lambda broadcast: Update(broadcast.components, torch.zeros(())),
+        update_like=lambda broadcast: Update(broadcast.experts, broadcast.expert_ids, torch.zeros(())),
+        rejection=components_rejection,
         broadcast_type=Broadcast,
         update_type=Update,
         report_type=TrainingReport,
@@ -132,20 +135,26 @@ def local_update(
     setup: AlgorithmSetup, shared: Broadcast, client: MixtureWeights, data: ClientData, rng: Streams
 ) -> tuple[MixtureWeights, Update, TrainingReport]:
     trainer, train = setup.federated, data.train
-    likelihood_SNM = likelihoods_of(setup.expert, trainer, shared.components, train)
+    likelihood_SNM = likelihoods_of(setup.expert, trainer, shared.experts, train)
     q_SNM = responsibilities(client.weights, likelihood_SNM)
     weighted = train._replace(extra={**train.extra, RESPONSIBILITY: q_SNM})
-    group = trainer.group(shared.components, weighted_losses(setup.expert), weighted)
+    group = trainer.group(shared.experts, weighted_losses(setup.expert), weighted)
     fitted = trainer.fit({"components": group}, rng)
-    update = Update(fitted.params["components"], train.counts.to(torch.float32))
+    update = Update(fitted.params["components"], shared.expert_ids, train.counts.to(torch.float32))
     weights_SM = mean_responsibility(client.weights, q_SNM, train.counts)
     return MixtureWeights(weights_SM), update, TrainingReport(fitted.loss_S)
 
 
+def components_rejection(update: Update, sent: Broadcast) -> str | None:
+    if torch.equal(update.expert_ids, sent.expert_ids):
+        return None
+    return f"it holds the components {update.expert_ids.tolist()}, not {sent.expert_ids.tolist()}"
+
+
 def aggregate(config: FedEmConfig, server: ServerState, updates: Mapping[ClientId, Update]) -> ServerState:
     """theta_m <- sum_t (n_t / n) theta_m,t, for every component."""
-    as_models = {client: fedavg.Update(*update) for client, update in updates.items()}
-    components, _ = move_model(server.components, init_moments({}), as_models, config.max_weight, None)
+    as_models = {client: fedavg.Update(update.experts, update.num_examples) for client, update in updates.items()}
+    components, _ = move_model(server.experts, init_moments({}), as_models, config.max_weight, None)
     return ServerState(components)
 
 
@@ -153,7 +162,7 @@ def fit_weights(
     config: FedEmConfig, setup: AlgorithmSetup, shared: Broadcast, client: MixtureWeights, data: ClientData
 ) -> MixtureWeights:
     """The components stay, so their likelihoods are computed once; every client starts from equal weights."""
-    likelihood_SNM = likelihoods_of(setup.expert, setup.personal, shared.components, data.train)
+    likelihood_SNM = likelihoods_of(setup.expert, setup.personal, shared.experts, data.train)
     counts_S = data.train.counts
     weights_SM = torch.full_like(client.weights, 1 / config.num_components)
     for _ in range(config.mixture_steps):
@@ -164,5 +173,5 @@ def fit_weights(
 
 def predict(network: Network, shared: Broadcast, weights_M: Tensor, x: Tensor) -> Tensor:
     """The mixture of the components' probabilities."""
-    log_probs_MBC = log_probs_of(network, shared.components, Batch(x, x.new_zeros(len(x)), {}))
+    log_probs_MBC = log_probs_of(network, shared.experts, Batch(x, x.new_zeros(len(x)), {}))
     return log_mixture(weights_M.log().expand(len(x), -1), log_probs_MBC)
