@@ -99,8 +99,12 @@ def announcement(data: ClientData) -> Announcement:
 
 def records_of(data: ClientData) -> list[Records]:
     """One for each client, since clients have different numbers of them."""
+
+    def sendable(x: Tensor) -> Tensor:
+        return x if x.is_floating_point() else x.to(torch.int64)
+
     both = zip(clients_of(data.train), clients_of(data.validation), strict=True)
-    return [Records(train.x, train.y, validation.x, validation.y) for train, validation in both]
+    return [Records(sendable(train.x), train.y, sendable(held.x), held.y) for train, held in both]
 
 
 def records_like(setup: AlgorithmSetup, asked: Announcement) -> Records:
