@@ -21,6 +21,9 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.fedrod import FedRodConfig, PersonalState, fedrod, log_label_shares, train_head
 from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.clients.own_data import federation_from_clients
+from fedmoe.errors import ConfigError
+from fedmoe.models.network import Network
+from fedmoe.models.text import BagOfWords
 from fedmoe.streams import Streams, torch_stream
 
 EXPERT = tiny_setup().expert
@@ -148,3 +151,9 @@ def test_the_personal_head_is_no_part_of_any_message(tmp_path: Path):
     listed = {name for rows in outcome.manifest["sent_by_clients"].values() for name in rows}
     assert {name for name in listed if name.startswith("model/")} == {f"model/{name}" for name in EXPERT.init(0)}
     assert newest_private(tmp_path / "store", "final", PersonalState, 2).head["weight"].any()
+
+
+def test_a_model_without_an_output_layer_is_refused_before_the_rounds():
+    words = tiny_setup()._replace(expert=Network(lambda: BagOfWords(10, CLASSES), "expert", (2, 4)))
+    with pytest.raises(ConfigError, match="no output layer"):
+        fedrod(FedRodConfig(), words)

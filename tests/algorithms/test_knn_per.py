@@ -22,6 +22,9 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.knn_per import SHARES, KnnPerConfig, PersonalState, best_share, knn_per, log_vote
 from fedmoe.algorithms.tracing import native_fallbacks
 from fedmoe.clients.federation import examples
+from fedmoe.errors import ConfigError
+from fedmoe.models.network import Network
+from fedmoe.models.text import BagOfWords
 from fedmoe.streams import Streams
 
 EXPERT = tiny_setup().expert
@@ -122,3 +125,9 @@ class TestLambda:
 
 def test_it_has_nothing_to_fall_back_from():
     assert native_fallbacks(knn_per(KnnPerConfig(), tiny_setup("native")), tiny_federation()) == []
+
+
+def test_a_model_without_an_output_layer_is_refused_before_the_rounds():
+    words = tiny_setup()._replace(expert=Network(lambda: BagOfWords(10, CLASSES), "expert", (2, 4)))
+    with pytest.raises(ConfigError, match="no output layer"):
+        knn_per(KnnPerConfig(), words)

@@ -41,6 +41,7 @@ class PersonalState(NamedTuple):
 
 
 def fedrod(config: FedRodConfig, setup: AlgorithmSetup) -> Algorithm:
+    require_output_layer(setup)
     plain = fedavg(config, setup)
     (train,) = plain.round
     return plain._replace(
@@ -49,6 +50,11 @@ def fedrod(config: FedRodConfig, setup: AlgorithmSetup) -> Algorithm:
         personalize=lambda b, _client, _personal, data, rng: train_head(setup, b, data, rng),
         predict=lambda b, _client, personal, x: predict(setup, b, personal, x),
     )
+
+
+def require_output_layer(setup: AlgorithmSetup) -> None:
+    """A model without one has no features to read, which is said before the rounds and not after them."""
+    _ = setup.expert.num_features
 
 
 def log_label_shares(examples: Examples, num_classes: int) -> Tensor:

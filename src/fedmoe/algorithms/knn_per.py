@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
-from fedmoe.algorithms.fedrod import GENERIC, with_features
+from fedmoe.algorithms.fedrod import GENERIC, require_output_layer, with_features
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples
 from fedmoe.models.mixture import negative_log_likelihood
@@ -43,6 +43,7 @@ class PersonalState(NamedTuple):
 
 
 def knn_per(config: KnnPerConfig, setup: AlgorithmSetup) -> Algorithm:
+    require_output_layer(setup)
     return fedavg(config, setup)._replace(
         personal_type=PersonalState,
         personalize=lambda b, _client, _personal, data, _rng: memorize(config, setup, b, data),
