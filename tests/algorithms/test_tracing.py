@@ -12,6 +12,8 @@ from fedmoe.algorithms.tracing import native_fallbacks
 
 STEP_BY_STEP = {
     "fedmix": ["and one of them is frozen"],  # fitting a new client's gate
+    "fedem": ["group 'components' has a loss of its own"],  # cross-entropies weighted example by example
+    "fedrod": ["group 'head' has a loss of its own"],  # a linear layer on features that were computed once
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import CLASSES, FEATURES, run_spied, tiny_federation
+from builders import CLASSES, FEATURES, run_spied, tiny_federation, tiny_setup
 from contract.probes import PROBES
 from fedmoe.algorithms.algorithm import Algorithm, Exchange
 from fedmoe.algorithms.catalog import CATALOG
@@ -187,7 +187,7 @@ def test_a_private_tensor_that_leaves_is_named(tmp_path: Path) -> None:
 
 def test_what_is_declared_as_known_to_the_server_is_all_that_is_left_out(tmp_path: Path) -> None:
     """SCAFFOLD sends the change of its control variates: in a client's first round, these themselves."""
-    scaffold = find("scaffold")
+    scaffold = CATALOG["scaffold"]
     algorithm = scaffold.factory(scaffold.config(), tiny_setup())
     outcome, spy = run_spied(algorithm, tiny_federation(), tmp_path / "store")
     found = leaked(outcome, spy)

@@ -166,7 +166,11 @@ class InitPersonal(Protocol):
 
 
 class Personalize(Protocol):
-    """After the last round, on all records: what a client ends with. `personal_S` is None without `init_personal`."""
+    """After the last round, on all records: what a client ends with. `personal_S` is None without `init_personal`.
+
+    A list instead of a stacked tree, one state for each client, where states differ in shape: as many rows as a client
+    has examples.
+    """
 
     def __call__(
         self, broadcast_S: Any, client_S: Any, personal_S: Any, everything: ClientData, rng: Streams, /

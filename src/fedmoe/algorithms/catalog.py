@@ -8,13 +8,18 @@ import difflib
 from fedmoe import import_strings
 from fedmoe.algorithms.apfl import ApflConfig, apfl
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
+from fedmoe.algorithms.centralized import CentralizedConfig, centralized
 from fedmoe.algorithms.ditto import DittoConfig, ditto
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
+from fedmoe.algorithms.fedem import FedEmConfig, fedem
 from fedmoe.algorithms.fedmix.algorithm import fedmix
 from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.algorithms.fedprox import FedProxConfig, fedprox
 from fedmoe.algorithms.fedrep import FedRepConfig, fedrep
+from fedmoe.algorithms.fedrod import FedRodConfig, fedrod
 from fedmoe.algorithms.fine_tuned import fine_tuned
+from fedmoe.algorithms.ifca import IfcaConfig, ifca
+from fedmoe.algorithms.knn_per import KnnPerConfig, knn_per
 from fedmoe.algorithms.lg_fedavg import LgFedAvgConfig, lg_fedavg
 from fedmoe.algorithms.local_global_mixture import local_global_mixture
 from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
@@ -38,6 +43,11 @@ CATALOG = {
     "ditto": Entry(DittoConfig, ditto, "Ditto", None),
     "apfl": Entry(ApflConfig, apfl, "APFL", None),
     "fedrep": Entry(FedRepConfig, fedrep, "FedRep", None),
+    "ifca": Entry(IfcaConfig, ifca, "IFCA", None),
+    "fedem": Entry(FedEmConfig, fedem, "FedEM", None),
+    "fedrod": Entry(FedRodConfig, fedrod, "Fed-RoD", None),
+    "knn_per": Entry(KnnPerConfig, knn_per, "kNN-Per", "fedavg"),
+    "centralized": Entry(CentralizedConfig, centralized, "Centralized", None),
 }
 
 

@@ -220,6 +220,7 @@ class Worker:
         return self.store.load("client", self.algorithm.client_type, client, version)
 
     def _keep(self, kind: str, clients: Sequence[ClientId], state_S: Tree, version: int) -> None:
-        if trees.leaves(state_S):
-            states = {client: trees.pick(state_S, s) for s, client in enumerate(clients)}
-            self.store.save(kind, states, version)
+        """`state_S` may be a list, one state for each client, where they differ in shape."""
+        states = state_S if isinstance(state_S, list) else trees.unstack(state_S, len(clients))
+        if any(map(trees.leaves, states)):
+            self.store.save(kind, dict(zip(clients, states, strict=True)), version)

@@ -1,0 +1,120 @@
+"""Fed-RoD (Chen & Chao 2022): one body, a generic head that serves everybody, and a personal head that adds to it.
+
+Body and generic head are FedAvg's model, trained with the balanced softmax: the log-frequencies of a client's labels
+are added to the scores in training and left out in prediction, so that clients with different labels pull the model the
+same way. The personal head is a linear layer on the same features, whose scores are added to the generic ones. It
+follows the plain cross-entropy, no gradient of it reaches what is shared, and it never leaves the client.
+Where we depart from the paper: there a client trains its personal head beside the rounds. Nothing that is sent depends
+on it, so here it is trained after them, from zero, on all of the client's own records, opted in or out, with early
+stopping: on the body that it will be used with, and for a client that never took part too. It is the paper's linear
+head; its hypernetwork, which makes heads for new clients, is not here.
+Shape suffixes: S clients of a cohort, N examples, B a batch, C classes, F features.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedmoe.algorithms.algorithm import Algorithm, Nothing
+from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, TrainingReport, Update, fedavg
+from fedmoe.algorithms.setup import AlgorithmSetup
+from fedmoe.core_types import ClientData, Examples, Tensors, Tree
+from fedmoe.models.mixture import negative_log_likelihood
+from fedmoe.streams import Streams
+from fedmoe.training.batch import Batch, Trainable
+
+SMALLEST_SHARE = 1e-6  # of a label that a client does not have: its log must be finite
+GENERIC = "generic_scores"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class FedRodConfig(FedAvgConfig):
+    """Fed-RoD has no settings beyond FedAvg's: the balanced softmax takes the label counts as they are (gamma = 1)."""
+
+
+class PersonalState(NamedTuple):
+    head: Tensors  # weight (C, F), bias (C,)
+
+
+def fedrod(config: FedRodConfig, setup: AlgorithmSetup) -> Algorithm:
+    require_output_layer(setup)
+    plain = fedavg(config, setup)
+    (train,) = plain.round
+    return plain._replace(
+        round=(train._replace(local_update=lambda b, c, data, rng: local_update(setup, b, c, data, rng)),),
+        personal_type=PersonalState,
+        personalize=lambda b, _client, _personal, data, rng: train_head(setup, b, data, rng),
+        predict=lambda b, _client, personal, x: predict(setup, b, personal, x),
+    )
+
+
+def require_output_layer(setup: AlgorithmSetup) -> None:
+    """A model without one has no features to read, which is said before the rounds and not after them."""
+    _ = setup.expert.num_features
+
+
+def log_label_shares(examples: Examples, num_classes: int) -> Tensor:
+    """(S, C): the logs of the label frequencies of each client."""
+    real_SN = torch.arange(examples.y.shape[1]) < examples.counts[:, None]
+    counts_SC = torch.zeros(len(examples.y), num_classes).scatter_add(1, examples.y, real_SN.to(torch.float32))
+    shares_SC = counts_SC / examples.counts.clamp(min=1)[:, None]
+    return shares_SC.clamp(min=SMALLEST_SHARE).log()
+
+
+def local_update(
+    setup: AlgorithmSetup, shared: Broadcast, client: Nothing, data: ClientData, rng: Streams
+) -> tuple[Nothing, Update, TrainingReport]:
+    """FedAvg's, with the balanced softmax."""
+    fitted = setup.federated.train_classifier(
+        setup.expert,
+        shared.model,
+        data,
+        rng,
+        stop_early=False,
+        logit_offset_SC=log_label_shares(data.train, setup.num_classes),
+    )
+    update = Update(fitted.params["model"], data.train.counts.to(torch.float32))
+    return client, update, TrainingReport(fitted.loss_S)
+
+
+def train_head(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
+    """The body is frozen, so features and generic scores are computed once, of images that are not augmented."""
+    trainer = setup.personal.with_settings(augment=None)
+    cached = data.map(lambda part: with_features(setup, shared, part))
+    size, features = len(data.train.counts), setup.expert.num_features
+    start = {"weight": torch.zeros(size, setup.num_classes, features), "bias": torch.zeros(size, setup.num_classes)}
+    groups = {"head": trainer.group(start, head_losses, cached.train)}
+    fitted = trainer.fit(groups, rng, stopping=trainer.early_stopping(head_losses, cached.validation))
+    return PersonalState(fitted.params["head"])
+
+
+def with_features(setup: AlgorithmSetup, shared: Broadcast, examples: Examples) -> Examples:
+    """The features in place of x, and the generic scores beside them."""
+
+    def both(model: Tensors, batch: Batch) -> Tensor:
+        return torch.cat(setup.expert.with_features(model, batch.x), dim=-1)
+
+    outputs_SN = setup.personal.per_example(both, shared.model, examples)
+    scores_SNC, features_SNF = outputs_SN.split([setup.num_classes, setup.expert.num_features], dim=-1)
+    return examples._replace(x=features_SNF, extra={GENERIC: scores_SNC})
+
+
+def head_losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
+    log_probs_BC = F.log_softmax(batch.extra[GENERIC] + head_scores(trainable["head"], batch.x), dim=-1)
+    return negative_log_likelihood(log_probs_BC, batch.y)
+
+
+def head_scores(head: Tensors, features_BF: Tensor) -> Tensor:
+    return F.linear(features_BF, head["weight"], head["bias"])
+
+
+def predict(setup: AlgorithmSetup, shared: Broadcast, personal: PersonalState | None, x: Tensor) -> Tensor:
+    """The generic scores, and the personal head's on top of them where there is one."""
+    if personal is None:
+        return F.log_softmax(setup.expert(shared.model, x), dim=-1)
+    scores_BC, features_BF = setup.expert.with_features(shared.model, x)
+    return F.log_softmax(scores_BC + head_scores(personal.head, features_BF), dim=-1)
