@@ -228,7 +228,9 @@ def test_no_algorithm_sends_or_keeps_them(name, backend):
     received_S, state_S = (trees.stack([tree, tree]) for tree in (sent, state))
     trees_of = [server, sent, state, *exchange.local_update(received_S, state_S, data, rng)[:2]]
     if algorithm.personalize:
-        trees_of.append(algorithm.personalize(received_S, state_S, None, data, rng))
+        personal = algorithm.init_personal(sent, state, 0, 0) if algorithm.init_personal else None
+        personal_S = None if personal is None else trees.stack([personal, personal])
+        trees_of.append(algorithm.personalize(received_S, state_S, personal_S, data, rng))
     found = [
         key for tree in trees_of for one in (tree if isinstance(tree, list) else [tree]) for key in trees.to_named(one)
     ]
