@@ -124,7 +124,7 @@ def my_algorithm(setup: AlgorithmSetup) -> Algorithm:
 
 
 def test_an_algorithm_of_the_users_own_runs(tmp_path: Path) -> None:
-    config = tiny_config("fedavg")
+    config = tiny_config()
     options = {"federation": tiny_federation(), "expert": make_expert, "gate": make_gate, "algorithm": my_algorithm}
     result = fedmoe.run(config, directory=tmp_path, **options)
     assert result.data["title"] == "my_algorithm"
