@@ -72,7 +72,7 @@ def test_a_finished_run_is_stored_and_read_back(tmp_path, monkeypatch):
     (run,) = results_page.load(tmp_path / "results" / "tiny", "runs/*.json")
     assert (run["commit"], run["command"], run["title"]) == ("abc1234", "fedmoe.run", "Fine-tuned")
     assert run["scores"] == [
-        {key: round(value, 5) if isinstance(value, float) else value for key, value in score._asdict().items()}
+        {key: round(value, 5) if isinstance(value, float) else value for key, value in score.as_dict().items()}
         for score in result.scores
     ]
     page = tmp_path / "results" / "tiny" / "README.md"
