@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmoe.config import AlgorithmChoice, ExperimentConfig
+from fedmoe.algorithm_choice import AlgorithmChoice
+from fedmoe.config import ExperimentConfig
 from fedmoe.errors import ConfigError
 from fedmoe.experiment import Event, never, run_events
 from fedmoe.result import Result

@@ -10,22 +10,20 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    PrivateAttr,
-    PydanticSchemaGenerationError,
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
 )
 
 from fedmoe.aggregation.server_optimizer import ServerOptimizer
+from fedmoe.algorithm_choice import AlgorithmChoice
 from fedmoe.algorithms.catalog import CATALOG, find
-from fedmoe.algorithms.outside import Entry, entry_of
+from fedmoe.algorithms.outside import entry_of
 from fedmoe.algorithms.setup import AlgorithmFactory
-from fedmoe.config_errors import OLD_KEYS, explain, nearest, renamed_key, renamed_value, require_finite
+from fedmoe.config_errors import explain, nearest, require_finite
 from fedmoe.errors import ConfigError
 from fedmoe.import_strings import is_import_string, name_of
 from fedmoe.models.settings import MlpModel, ModelConfig
@@ -88,64 +86,6 @@ class OptOutConfig(Section):
     record_fraction: Fraction = 0.0
     rules: tuple[Rule, ...] = ()
     masks: FilePath | None = None  # an .npz file: for each client id a bool array over its training rows, True is in
-
-
-class AlgorithmChoice(BaseModel):
-    """A name of the catalog, an import string or a name of an installed package; that algorithm's settings beside it.
-
-    Defaults are filled in. A factory that was passed as such goes by its import string, whether it can be imported or
-    not (`with_algorithm`).
-    """
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = "specialist_mixture"
-    label: str | None = None  # what tables, figures and folders call it, where one algorithm is compared with itself
-    _passed: Entry | None = PrivateAttr(default=None)
-
-    @model_validator(mode="after")
-    def _settings_are_known_and_complete(self, info: ValidationInfo) -> "AlgorithmChoice":
-        if info.context is not None:
-            self._passed = info.context
-        options = self.options()
-        assert self.model_extra is not None  # extra="allow"
-        self.model_extra.update(TypeAdapter(type(options)).dump_python(options, mode="json"))
-        return self
-
-    @property
-    def entry(self) -> Entry:
-        return self._passed or find(self.name)
-
-    @property
-    def folder(self) -> str:
-        """What its runs in a comparison are called on disk."""
-        return re.sub(r"[^\w.=-]+", "_", self.label or self.name)
-
-    @staticmethod
-    def more_keys() -> list[str]:
-        return [name for entry in CATALOG.values() for name in entry.config.__dataclass_fields__]
-
-    def options(self) -> Any:
-        if (new := renamed_value("algorithm.name", self.name)) is not None:
-            raise ConfigError(f"algorithm.name={self.name!r} is now called {new!r}.")
-        kind, given = self.entry.config, self.model_extra or {}
-        known = kind.__dataclass_fields__
-        for key, value in given.items():
-            if key not in known:
-                if f"algorithm.{key}" in OLD_KEYS:
-                    raise ConfigError(renamed_key(f"algorithm.{key}", value))
-                raise ConfigError(f"algorithm.{key} is not a setting of {self.name}. {nearest(key, list(known))}")
-            if isinstance(value, bool) and "bool" not in str(known[key].type):  # pydantic would take true for 1
-                raise ConfigError(f"algorithm.{key}={str(value).lower()} is a boolean, and the setting is none.")
-        require_finite(given, "algorithm")
-        try:
-            return TypeAdapter(kind).validate_python(given)  # checks the fields of a plain dataclass too
-        except ValidationError as error:
-            raise ConfigError(explain(error, AlgorithmChoice, "algorithm.")) from error
-        except PydanticSchemaGenerationError as error:
-            raise ConfigError(
-                f"a config cannot hold the settings of {self.name}: {kind.__name__} has a field that is no number, "
-                "text, flag, list or table. Give it types that a TOML file has."
-            ) from error
 
 
 class TrainingConfig(Section):
@@ -299,7 +239,10 @@ def with_algorithm(config: ExperimentConfig, factory: AlgorithmFactory, settings
             f"algorithm= is given ({name}), but the config names another: algorithm.name={given['name']!r}. "
             "Remove one of the two; the other keys of [algorithm] are settings of the one that is left."
         )
-    choice = AlgorithmChoice.model_validate({**given, "name": name}, context=entry_of(factory))
+    entry = entry_of(factory)
+    if config.schedule.server_optimizer is not None and "server_optimizer" in entry.config.__dataclass_fields__:
+        given = {"server_optimizer": config.schedule.server_optimizer, **given}
+    choice = AlgorithmChoice.model_validate({**given, "name": name}, context=entry)
     return config.model_copy(update={"algorithm": choice})
 
 

@@ -157,6 +157,15 @@ class TestPassed:
         with pytest.raises(ConfigError, match=r"algorithm\.rate.*[Ff]ield required"):
             parse_config({}, with_required)
 
+    def test_one_server_optimizer_for_all_is_for_it_too(self) -> None:
+        table: dict[str, Any] = {"schedule": {"server_optimizer": {"name": "adam"}}}
+        options = parse_config(table, own).algorithm.options()
+        assert options == parse_config({"algorithm": {"name": "fedavg"}, **table}).algorithm.options()
+        assert options.server_optimizer is not None
+        assert parse_config(table, another).algorithm.options() == find(f"{__name__}:another").config()
+        with_its_own = {"algorithm": {"server_optimizer": {"name": "sgd"}}, **table}
+        assert parse_config(with_its_own, own).algorithm.options().server_optimizer.name == "sgd"
+
     def test_a_config_that_names_another_algorithm_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"algorithm= is given .*algorithm\.name='fedavg'\. Remove one"):
             parse_config({"algorithm": {"name": "fedavg"}}, own)
