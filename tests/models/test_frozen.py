@@ -227,8 +227,15 @@ def test_no_algorithm_sends_or_keeps_them(name, backend):
     state = algorithm.init_client(sent, 0, 0)
     received_S, state_S = (trees.stack([tree, tree]) for tree in (sent, state))
     trees_of = [server, sent, state, *exchange.local_update(received_S, state_S, data, rng)[:2]]
+    personal_S = None
+    if algorithm.init_personal:
+        personal = algorithm.init_personal(sent, state, 0, 0)
+        personal_S = trees.stack([personal, personal])
+        if exchange.private_update:
+            personal_S = exchange.private_update(received_S, state_S, personal_S, data, rng)
+        trees_of.append(personal_S)
     if algorithm.personalize:
-        trees_of.append(algorithm.personalize(received_S, state_S, None, data, rng))
+        trees_of.append(algorithm.personalize(received_S, state_S, personal_S, data, rng))
     found = [
         key for tree in trees_of for one in (tree if isinstance(tree, list) else [tree]) for key in trees.to_named(one)
     ]
