@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from load import OtherWork
 from ours import MODELS, federation_of
 from record import record
 from turns import Line, machine, ratios
@@ -106,9 +107,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of a turn")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    others = OtherWork()
     methods = measure(arguments.turns, arguments.rounds)
     what = f"{TITLES[WORKLOAD.name]}; here plain SGD".replace(", Adam", "")
-    record("methods", WORKLOAD.name, {"what": what, "methods": methods, **machine(), **versions()})
+    busy = {"cores_busy_with_others": round(others.cores(), 2)}
+    record("methods", WORKLOAD.name, {"what": what, "methods": methods, **busy, **machine(), **versions()})
 
 
 if __name__ == "__main__":
