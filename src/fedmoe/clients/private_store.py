@@ -8,7 +8,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,6 +99,12 @@ class PrivateStore:
             self._db.executemany(
                 "DELETE FROM state WHERE kind = ? AND client = ? AND version != ? AND version < ?", rows
             )
+
+    def copy_to(self, path: Path) -> None:
+        """All of it, in a new file for its owner only."""
+        _make_private(path)
+        with self._explained("could not be copied"), closing(sqlite3.connect(path)) as copy:
+            self._db.backup(copy)
 
     def close(self) -> None:
         with self._explained("could not be closed"):

@@ -52,12 +52,13 @@ class Session:
         return self.step >= self.num_steps
 
     def resume(self, step: int, server: Tree, history: Iterable[Mapping[str, Any]]) -> None:
-        """Go on after `step`, with the server's state of then; `history` has the records of all steps up to it."""
+        """Go on after `step`, with the server's state of then; `history` has the records of all steps up to it, and
+        `manifest` who was rejected in them."""
         self.step, self.server = step, server
         for record in history:
             self._versions.count(record["round"], record["clients"], self._versions_counted(record))
-            sent = (client for sizes in record["sent"].values() for client in sizes)
-            self._messages.have_frozen |= {*record["clients"], *map(int, sent)}
+            self._messages.have_frozen |= {int(client) for sizes in record["sent"].values() for client in sizes}
+        self._messages.have_frozen |= {row["client"] for row in self.manifest.rejected if row["exchange"] != "score"}
 
     def missing_states(self, history: Iterable[Mapping[str, Any]]) -> list[ClientId]:
         """Clients whose private state after these steps is not where it should be."""
