@@ -63,7 +63,7 @@ def test_the_kind_of_split_is_the_one_asked_for(dataset):
     assert top[0] > top[1]
 
 
-def test_the_algorithm_is_told_how_many_values_side_information_has(monkeypatch):
+def test_the_algorithm_is_given_how_many_values_side_information_has(monkeypatch):
     x, y = torch.randn(10, 4), torch.arange(10) % 3
     federation = federation_from_clients({"a": (x, y, {"site": y % 2})})
     setups = []
@@ -87,7 +87,7 @@ def test_only_images_can_be_cropped_and_mirrored(stage):
     assembly.build_algorithm(chosen, images, assembly.build_networks(model(), images, None, None), "sequential")
 
 
-def test_opt_out_goes_by_client_rule_lot_and_mask(dataset, tmp_path):
+def test_opt_out_goes_by_client_rule_chance_and_mask(dataset, tmp_path):
     np.savez(tmp_path / "masks.npz", **{"1": np.array([True, False] * 5)})
     federation, *_ = assembly.build_federation(
         config(

@@ -106,7 +106,7 @@ def _readings(opened: Opened, truth: dict[ClientId, Tensor]) -> list[dict[str, A
     if not any(reading["clients"] for reading in readings):
         raise RunError(
             f"{config.algorithm.name} sends neither an output bias nor q(z|s), which are what these attacks "
-            "read. That is no proof that nothing else tells about labels."
+            "read. That is no proof that nothing else reveals labels."
         )
     return [reading for reading in readings if reading["clients"]]
 
@@ -178,7 +178,7 @@ def attacks_on(options: Any, plan: LocalTraining, output_bias: str | None) -> di
         return shares_from_usage(reply.sent.posterior, reply.update.usage) if reported else None
 
     attacks: dict[str, Attack] = {"output bias, eq. 15": scaled, "output bias, normalised": normalised}
-    # FedMix: q(z|s) tells about labels where q is conditioned on them; its plain mixture (eq. 3) has no q.
+    # FedMix: q(z|s) reveals labels where q is conditioned on them; its plain mixture (eq. 3) has no q.
     about_labels = getattr(options, "condition", None) == "label" and options.objective == "variational"
     return attacks | ({"q(z|s) and phi": solved} if about_labels else {})
 

@@ -42,8 +42,8 @@ def scores_of(gate: Network, gates_M: Tensors, x: Tensor) -> Tensor:
 
 def answers_of(expert: Network, experts_H: Tensors, x: Tensor) -> Tensor:
     """(H, B, C): log-probabilities of each of H stacked experts."""
-    answers: Tensor = vmap(lambda one: F.log_softmax(expert(one, x), dim=-1))(experts_H)
-    return answers
+    predictions: Tensor = vmap(lambda one: F.log_softmax(expert(one, x), dim=-1))(experts_H)
+    return predictions
 
 
 def unchanged(server: Any, *_: Any) -> Any:
@@ -284,7 +284,7 @@ def prefer(setup: AlgorithmSetup, shared: Delivered, data: ClientData) -> Chosen
 
 
 def answer_by_best(setup: AlgorithmSetup, shared: Delivered, personal: ChosenPersonal | None, x: Tensor) -> Tensor:
-    """Each example is answered by its best-scoring expert among those held and preferred."""
+    """Each example is predicted by its best-scoring expert among those held and preferred."""
     scores_BH = scores_of(setup.gate, shared.router, x)[:, shared.expert_ids]
     if personal is not None:
         scores_BH = scores_BH.masked_fill(~personal.usable, -torch.inf)

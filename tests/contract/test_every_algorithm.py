@@ -299,7 +299,7 @@ def test_same_seed_same_result_other_seed_other_result(name: str, tmp_path: Path
 
 
 @every_algorithm
-def test_small_and_silent_clients_end_with_a_model(name: str, tmp_path: Path) -> None:
+def test_small_and_opted_out_clients_end_with_a_model(name: str, tmp_path: Path) -> None:
     algorithm = make(name)
     outcome = run_algorithm(algorithm, tiny_federation(), tmp_path / "store", rounds=3)
     for client in (ONE_RECORD, OPTED_OUT, EMPTY):
@@ -311,7 +311,7 @@ def test_small_and_silent_clients_end_with_a_model(name: str, tmp_path: Path) ->
 
 
 @every_algorithm
-def test_a_newcomer_without_data_is_scored_on_the_union_of_validation_examples(name: str, tmp_path: Path) -> None:
+def test_a_new_client_without_data_is_scored_on_pooled_validation_examples(name: str, tmp_path: Path) -> None:
     """With nothing of its own it may need what others give away."""
     algorithm = make(name)
     options = {"release": algorithm.release is not None}
@@ -365,11 +365,11 @@ def with_other_name(update: Tensors) -> Tensors:
     return {f"my_{name}": tensor for name, tensor in update.items()}
 
 
-FAULTS = {"NaN": with_nan, "not torch": with_other_shape, "my_": with_other_name}
+TAMPERINGS = {"NaN": with_nan, "not torch": with_other_shape, "my_": with_other_name}
 
 
 @every_algorithm_that_sends
-@pytest.mark.parametrize("reason", FAULTS)
+@pytest.mark.parametrize("reason", TAMPERINGS)
 def test_a_bad_update_is_refused_and_the_round_goes_on(name: str, reason: str, tmp_path: Path) -> None:
     bad, algorithm = PLAIN, make(name)._replace(sample=lambda _server, _round, pool, _rng: pool)
     outcome = run_algorithm(
@@ -377,7 +377,7 @@ def test_a_bad_update_is_refused_and_the_round_goes_on(name: str, reason: str, t
         tiny_federation(),
         tmp_path / "store",
         rounds=1,
-        through=lambda inner: Tamper(inner, bad, FAULTS[reason]),
+        through=lambda inner: Tamper(inner, bad, TAMPERINGS[reason]),
     )
     (refusal,) = outcome.manifest["rejected"]
     assert (refusal["round"], refusal["client"]) == (1, bad)

@@ -42,7 +42,7 @@ def newest(outcome: Outcome, kind: str, client: ClientId) -> Tensors:
     return load(max((version, row) for (k, c, version), row in outcome.private.items() if (k, c) == (kind, client))[1])
 
 
-# What the server tells of the experts after each round
+# What the server reports of the experts after each round
 
 
 def test_the_load_is_how_many_examples_each_expert_was_sent_to(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_load_and_assignment_are_what_clients_reported(tmp_path: Path) -> None:
     assert experts["usage_entropy"] == pytest.approx(float(torch.special.entr(usage_SK).sum(1).mean()), abs=1e-4)
 
 
-def test_observing_changes_nothing_that_is_sent_or_kept(tmp_path: Path) -> None:
+def test_observing_changes_nothing_that_is_sent_or_stored(tmp_path: Path) -> None:
     seen, unseen = make("pruned_experts"), make("pruned_experts")
     unseen = unseen._replace(round=(unseen.round[0]._replace(observe=None),))
     outcomes = [run_algorithm(one, tiny_federation(), tmp_path / name) for one, name in ((seen, "a"), (unseen, "b"))]
@@ -122,14 +122,14 @@ class Unused:
         raise AssertionError("nothing is sent here")
 
 
-def test_silent_clients_receive_every_expert_and_choose_for_themselves(chosen: Outcome) -> None:
+def test_opted_out_clients_receive_every_expert_and_choose_for_themselves(chosen: Outcome) -> None:
     for client in (OPTED_OUT, EMPTY):
         assert chosen.delivered[client].expert_ids.tolist() == list(range(NUM_EXPERTS))
         assert newest(chosen, "final", client)["usable"].sum() == NUM_CHOSEN
         assert str(client) not in chosen.manifest["messages_of_client"]
 
 
-def test_a_newcomer_is_asked_for_its_choice_only(chosen: Outcome) -> None:
+def test_a_new_client_is_asked_for_its_choice_only(chosen: Outcome) -> None:
     assert len(chosen.delivered[UNSEEN].expert_ids) == NUM_CHOSEN
     assert set(chosen.manifest["messages_of_client"][str(UNSEEN)]) == {"ask"}
 
@@ -178,7 +178,7 @@ def test_who_was_refused_sits_out_the_rest_of_the_round(tmp_path: Path) -> None:
 # Private expert: work beside the exchange
 
 
-def test_private_work_is_kept_whoever_shares_the_cohort(tmp_path: Path) -> None:
+def test_private_work_is_stored_whoever_shares_the_cohort(tmp_path: Path) -> None:
     """A client that never took part does not cost the others of its cohort what they learnt."""
     outcome = run_algorithm(make("private_expert"), tiny_federation(), tmp_path / "store", cohort_size=9)
     for client in PARTICIPANTS:
@@ -229,7 +229,7 @@ def test_gates_stay_private_unless_they_are_given(tmp_path: Path) -> None:
     assert not any(name.startswith("gates") for rows in sent.values() for name in rows)
 
 
-def test_a_release_is_in_the_manifest_and_reaches_newcomers(tmp_path: Path) -> None:
+def test_a_release_is_in_the_manifest_and_reaches_new_clients(tmp_path: Path) -> None:
     outcome = run_algorithm(make("pruned_experts"), tiny_federation(), tmp_path / "store", release=True)
     given = outcome.manifest["sent_by_clients"]["give gates"]
     assert given and all(name.startswith("gates/") and row["times"] == len(PARTICIPANTS) for name, row in given.items())

@@ -103,7 +103,7 @@ def test_a_damaged_file_is_compiled_anew_and_never_loaded(quick, damage):
 
 
 @pytest.mark.parametrize("planted", ["file others can write", "folder others can write", "link"])
-def test_what_somebody_else_could_have_planted_is_not_loaded_and_the_user_is_told(quick, planted):
+def test_what_somebody_else_could_have_planted_is_not_loaded_and_the_user_is_warned(quick, planted):
     library()
     file, folder = cached(quick, ".so"), quick / "cache"
     if planted == "link":
