@@ -158,9 +158,12 @@ def report_command(
     Example: fedmoe report runs/fedavg-s0 runs/fedmix-s0 runs/fedavg-s1 runs/fedmix-s1 --dir runs/together
     """
     from fedmoe.report.comparability import check_together
+    from fedmoe.report.write import require_drawable
     from fedmoe.storage.results import read_results
 
     results = [read_results(run) for run in runs]
+    for result, run in zip(results, runs, strict=True):
+        require_drawable(result, run)
     check_together(results, runs)
     _report(results, directory, title)
 
