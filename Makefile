@@ -1,16 +1,20 @@
-# Two commands for a new client: `make demo` and `make test`. Each makes its own environment.
+# Two commands to begin with: `make demo` and `make test`. Each makes its own environment.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fuzz check format bench bench-peers clean
+.PHONY: demo test slow fuzz check format bench bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/fedmoe compare configs/digits.toml --dir runs/demo
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# What takes minutes: the kernels under sanitizers.
+slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
 
 # `make test` runs the same examples every time; this searches for others, FUZZ_RUNS times.
 FUZZ_RUNS ?= 5

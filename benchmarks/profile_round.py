@@ -22,6 +22,7 @@ from fedmoe.algorithms import fedavg
 from fedmoe.clients import federation
 from fedmoe.engines import replies
 from fedmoe.engines.embedded import start
+from fedmoe.engines.worker import Worker
 from fedmoe.native.trainer import Trainer
 from fedmoe.training.local import LocalTrainer
 
@@ -73,8 +74,8 @@ def main() -> None:
     for owner, name, label in PARTS:
         setattr(owner, name, clock.around(getattr(owner, name), label))
     with tempfile.TemporaryDirectory() as folder:
-        ours = Ours(WORKLOADS[arguments.workload], Path(folder))
-        with start(ours.worker, 1) as transport:
+        ours = Ours(WORKLOADS[arguments.workload])
+        with start(Worker(ours.parts, Path(folder) / "private.sqlite", "profile"), 1) as transport:
             ours.run(transport, 3)
             clock.seconds.clear()
             begun = time.perf_counter()

@@ -115,10 +115,15 @@ def methods(folder: Path, pattern: str) -> list[list[str]]:
                 ", ".join(str(run["seed"]) for run in own),
                 *(accuracy(row[part]) for part in parts),
                 f"{100 * row['own']['worst_decile']:.1f}",
-                f"{fmean(run['traffic']['bytes_up'] + run['traffic']['bytes_down'] for run in own) / 1e9:.2f}",
+                gigabytes(own),
             ]
         )
     return table
+
+
+def gigabytes(runs: Sequence[Run]) -> str:
+    """Up and down, rounds and delivery, mean over seeds."""
+    return f"{fmean(run['traffic']['bytes_up'] + run['traffic']['bytes_down'] for run in runs) / 1e9:.2f}"
 
 
 def accuracy(cell: Run | None) -> str:
@@ -154,7 +159,9 @@ def own_before(run: Run) -> tuple[float, float]:
 
 
 def mean_over_clients(run: Run, data: str, key: str, model: str = "before") -> float:
-    return fmean(score[key] for score in run["scores"] if (score["data"], score["model"]) == (data, model))
+    """Over the clients that took part in training; pooled data are those of a new client."""
+    wanted = (data, model, data == "pooled")
+    return fmean(score[key] for score in run["scores"] if (score["data"], score["model"], score["unseen"]) == wanted)
 
 
 def seeds(folder: Path, pattern: str) -> list[list[str]]:
@@ -164,7 +171,9 @@ def seeds(folder: Path, pattern: str) -> list[list[str]]:
     parts = {"own": "own data", "pooled": "new client"}
     parts = {data: name for data, name in parts.items() if any(s["data"] == data for s in runs[0]["scores"])}
     named = [[f"{name}: seed {n}" for n in numbers] + [f"{name}: mean"] for name in parts.values()]
-    table = [["method", *(column for columns in named for column in columns), "global: mean"]]
+    columns = [column for columns in named for column in columns]
+    table = [["method", *columns, "global: mean", "own data: less FedAvg of the same seed", "GB up and down"]]
+    fedavg = {run["seed"]: mean_over_clients(run, "own", "accuracy") for run in runs if run["title"] == "FedAvg"}
     for title in dict.fromkeys(run["title"] for run in runs):
         mine = {run["seed"]: run for run in runs if run["title"] == title}
         cells = []
@@ -173,7 +182,9 @@ def seeds(folder: Path, pattern: str) -> list[list[str]]:
             cells += [f"{100 * found[n]:.1f}" if n in found else "–" for n in numbers]
             cells.append(over_seeds(list(found.values())))
         balanced = [mean_over_clients(run, "global", "accuracy") for run in mine.values()]
-        table.append([title.replace("|", r"\|"), *cells, over_seeds(balanced)])
+        ahead = [mean_over_clients(run, "own", "accuracy") - fedavg[n] for n, run in mine.items() if n in fedavg]
+        less = over_seeds(ahead) if ahead and title != "FedAvg" else "–"
+        table.append([title.replace("|", r"\|"), *cells, over_seeds(balanced), less, gigabytes(list(mine.values()))])
     return table
 
 

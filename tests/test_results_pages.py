@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import fedmoe
+from builders import make_expert, make_gate, tiny_config, tiny_federation
 from fedmoe.aggregation.server_optimizer import ServerOptimizer
 from fedmoe.algorithms.fedmix.states import FedMixConfig
 
@@ -58,6 +60,24 @@ def test_a_command_is_kept_without_the_folder_of_the_machine():
     given = "fedmoe run a.toml --dir /tmp/x --set 'algorithm={name=\"fedavg\"}'"
     assert results_page.portable(given) == "fedmoe run a.toml --set 'algorithm={name=\"fedavg\"}'"
     assert results_page.portable("fedmoe run a.toml --dir=/tmp/x --set seed=1") == "fedmoe run a.toml --set seed=1"
+
+
+def test_a_finished_run_is_stored_and_read_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(results_page, "RESULTS", tmp_path / "results")
+    result = fedmoe.run(
+        tiny_config("fine_tuned", rounds=1), federation=tiny_federation(), expert=make_expert, gate=make_gate,
+        directory=tmp_path / "tiny-seed0",
+    )  # fmt: skip
+    results_page.store("tiny", [tmp_path / "tiny-seed0"], "abc1234", "fedmoe.run")
+    (run,) = results_page.load(tmp_path / "results" / "tiny", "runs/*.json")
+    assert (run["commit"], run["command"], run["title"]) == ("abc1234", "fedmoe.run", "Fine-tuned")
+    assert run["scores"] == [
+        {key: round(value, 5) if isinstance(value, float) else value for key, value in score._asdict().items()}
+        for score in result.scores
+    ]
+    page = tmp_path / "results" / "tiny" / "README.md"
+    page.write_text("<!-- table: methods runs/*.json -->\n<!-- /table -->\n")
+    assert "| Fine-tuned | 0 |" in results_page.rendered(page)
 
 
 def test_fedmix_has_the_server_optimizer_by_default_that_came_out_best():
