@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import fedmoe
-from fedmoe import assembly
 from fedmoe.clients.federation import Federation, Records
 from fedmoe.config import parse_config
 from fedmoe.core_types import ClientId
+from fedmoe.federations import build_federation
 
 ROUNDS = 40
 SGD = {"optimizer": "sgd", "epochs": 1, "batch_size": 20, "learning_rate": 0.05}
@@ -127,7 +127,7 @@ def main() -> None:
                 folder = asked.runs / f"{task}-{label.replace(' ', '_').replace(',', '')}-seed{seed}"
                 if not (folder / "results.json").exists():
                     config = parse_config(settings(task, method, seed))
-                    federation = federation or scored_on_validation(assembly.build_federation(config).federation)
+                    federation = federation or scored_on_validation(build_federation(config).federation)
                     fedmoe.run(config, federation=federation, directory=folder)
                 print(task, seed, label, *summary(folder), sep="\t", flush=True)
 

@@ -3,13 +3,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedmoe import assembly
+from fedmoe import assembly, federations
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.clients.opt_out import OptOut
 from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.config import parse_config
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.errors import ConfigError, DataError
+from fedmoe.federations import build_federation
+from fedmoe.partition.draw import draw_split
 from fedmoe.partition.split import Shards, Split
 
 SIZES = {
@@ -27,7 +29,7 @@ def dataset(monkeypatch):
     labels = torch.arange(400) % 4
     table = Table(torch.arange(400.0)[:, None], labels, {"writer": torch.arange(400) % 5})
     made = Dataset("numbers", table, table, ("a", "b", "c", "d"))
-    monkeypatch.setattr(assembly, "load_dataset", lambda _name, _folder: made)
+    monkeypatch.setattr(federations, "load_dataset", lambda _name, _folder: made)
     return made
 
 
@@ -45,26 +47,26 @@ def own(shape=(4,), classes=3):
 
 
 def test_a_config_makes_the_federation_it_describes(dataset):
-    federation, split, *_ = assembly.build_federation(config(seed=3))
+    federation, split, *_ = build_federation(config(seed=3))
     assert split is not None
     assert (federation.num_clients, federation.num_unseen, federation.num_classes) == (4, 1, 4)
     assert federation.participants.tolist() == [0, 1, 2, 3]
     held = federation.load(2)
     assert [len(part.y) for part in (held.train, held.validation, held.test)] == [10, 5, 5]
-    assert federation.digest == split.digest == assembly.build_federation(config(seed=3))[0].digest
-    assert federation.digest != assembly.build_federation(config(seed=4))[0].digest
+    assert federation.digest == split.digest == build_federation(config(seed=3))[0].digest
+    assert federation.digest != build_federation(config(seed=4))[0].digest
 
 
 def test_the_kind_of_split_is_the_one_asked_for(dataset):
     sizes = {**SIZES, "kind": "dirichlet", "alpha": 0.05}
     skewed, even = (
-        assembly.build_split(parse_config({"split": one}), dataset) for one in (sizes, {**sizes, "alpha": 1000.0})
+        draw_split(parse_config({"split": one}).split, dataset, 0) for one in (sizes, {**sizes, "alpha": 1000.0})
     )
     top = [split.class_counts(dataset.train.y.numpy(), 4).max(1).mean() for split in (skewed, even)]
     assert top[0] > top[1]
 
 
-def test_the_algorithm_is_told_how_many_values_side_information_has(monkeypatch):
+def test_the_algorithm_is_given_how_many_values_side_information_has(monkeypatch):
     x, y = torch.randn(10, 4), torch.arange(10) % 3
     federation = federation_from_clients({"a": (x, y, {"site": y % 2})})
     setups = []
@@ -88,9 +90,9 @@ def test_only_images_can_be_cropped_and_mirrored(stage):
     assembly.build_algorithm(chosen, images, assembly.build_networks(model(), images, None, None), "sequential")
 
 
-def test_opt_out_goes_by_client_rule_lot_and_mask(dataset, tmp_path):
+def test_opt_out_goes_by_client_rule_chance_and_mask(dataset, tmp_path):
     np.savez(tmp_path / "masks.npz", **{"1": np.array([True, False] * 5)})
-    federation, *_ = assembly.build_federation(
+    federation, *_ = build_federation(
         config(
             opt_out={
                 "clients": [0],
@@ -104,7 +106,7 @@ def test_opt_out_goes_by_client_rule_lot_and_mask(dataset, tmp_path):
     mask = torch.tensor([True, False] * 5)
     assert torch.equal(federation.load(1).train_opted_in, mask & (federation.load(1).train.y != 2))
     assert torch.equal(federation.load(3).validation_opted_in, federation.load(3).validation.y != 2)
-    quarter, *_ = assembly.build_federation(config(opt_out={"client_fraction": 0.5, "record_fraction": 0.2}))
+    quarter, *_ = build_federation(config(opt_out={"client_fraction": 0.5, "record_fraction": 0.2}))
     assert len(quarter.participants) == 2
     assert all(int(quarter.load(int(client)).train_opted_in.sum()) == 8 for client in quarter.participants)
 
@@ -124,7 +126,7 @@ def test_masks_that_are_none_are_refused(dataset, tmp_path, arrays, complaint):
     else:
         np.savez(path, **arrays)
     with pytest.raises(DataError, match=rf"opt_out.masks=.*{complaint}.*numpy.savez"):
-        assembly.build_federation(config(opt_out={"masks": str(path)}))
+        build_federation(config(opt_out={"masks": str(path)}))
 
 
 class TestNetworks:
@@ -179,4 +181,17 @@ def test_words_come_from_opted_in_rows_of_training_clients_only():
     none = Shards(np.zeros(4, dtype=np.int64), np.zeros(0, dtype=np.int64))
     split = Split(2, 1, shards, none, none, np.zeros(0, dtype=np.int64))
     opted = OptOut(np.ones(3, dtype=bool), np.array([True, False, True, True, True, True]), np.zeros(0, dtype=bool))
-    assert assembly._shared_rows(split, opted).tolist() == [10, 20, 21]
+    assert federations._shared_rows(split, opted).tolist() == [10, 20, 21]
+
+
+def test_a_validation_that_is_named_like_an_exchange_of_the_round_is_refused():
+    """Who sent an update and who only validated could not be told from the records of a round."""
+    networks = assembly.build_networks(model(), own(), None, None)
+    plain = assembly.find("fedavg")
+
+    def factory(setup):
+        made = plain.factory(plain.config(), setup)
+        return made._replace(validation=made.validation._replace(exchange=made.round[0]))
+
+    with pytest.raises(ConfigError, match="share a name"):
+        assembly.build_algorithm(config(), own(), networks, "sequential", factory)

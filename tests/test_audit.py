@@ -1,6 +1,7 @@
 """The audit on real digits: what it finds, that it changes nothing, and what it refuses."""
 
 import json
+import re
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -150,3 +151,62 @@ def test_few_clients_are_drawn_by_the_seed(tmp_path):
     fedmoe.run(digits(), directory=tmp_path)
     assert len(audit_labels(tmp_path, 2)["truth"]) == 2
     assert audit_labels(tmp_path, 2)["truth"] == audit_labels(tmp_path, 2)["truth"]
+
+
+def damaged_store(folder):
+    (folder / "clients" / "private.sqlite").write_bytes(b"noise" * 2000)
+
+
+def folder_for_a_store(folder):
+    (folder / "clients" / "private.sqlite").unlink()
+    (folder / "clients" / "private.sqlite").mkdir()
+
+
+@pytest.mark.parametrize("damage", [damaged_store, folder_for_a_store])
+def test_a_damaged_store_is_a_sentence(damage, tmp_path):
+    fedmoe.run(digits("lg_fedavg"), directory=tmp_path)
+    damage(tmp_path)
+    with pytest.raises(RunError, match=r"private\.sqlite"):
+        audit_labels(tmp_path)
+
+
+def no_metrics(folder):
+    (folder / "metrics.jsonl").write_bytes(b"")
+
+
+def no_states(folder):
+    for path in (folder / "clients").glob("private.sqlite*"):
+        path.unlink()
+
+
+def cut_checkpoint(folder):
+    newest = max((folder / "checkpoints").iterdir())
+    newest.write_bytes(newest.read_bytes()[:99])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said", "rounds"),
+    [
+        (no_metrics, "relies on .* bytes of metrics.jsonl", {1}),
+        (no_states, "relies on private states of clients", {1}),
+        (cut_checkpoint, "is damaged or cut short .*: using round-00000002", {1, 3}),
+    ],
+)
+def test_an_audit_says_which_checkpoint_it_could_not_use_and_leaves_it(damage, said, rounds, tmp_path):
+    """Private states of nobody knows when would be attacked in place of the run's."""
+    fedmoe.run(digits("lg_fedavg"), directory=tmp_path)
+    damage(tmp_path)
+    before = sorted((tmp_path / "checkpoints").iterdir())
+    found = audit_labels(tmp_path)
+    assert re.search(said, found["notes"][0])
+    assert {reading["round"] for reading in found["attacks"]} == rounds
+    assert sorted((tmp_path / "checkpoints").iterdir()) == before
+
+
+def test_other_modules_than_those_of_the_run_are_refused(tmp_path):
+    own = {"federation": tiny_federation(), "gate": make_gate}
+    config = tiny_config("fedavg", rounds=1)
+    fedmoe.run(config, directory=tmp_path, expert=make_expert, **own)
+    tanh = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    with pytest.raises(RunError, match=r"recorded\.modules\.expert"):
+        audit_labels(tmp_path, expert=tanh, **own)

@@ -179,7 +179,7 @@ def test_a_declaration_of_experts_names_fields():
         (torch.tensor([0, 1]), torch.zeros(()), "each of 2 ids"),
     ],
 )
-def test_experts_that_cannot_be_told_apart_are_rejected(ids, experts, words):
+def test_experts_that_cannot_be_distinguished_are_rejected(ids, experts, words):
     with pytest.raises(MessageError, match=words):
         wire.by_expert(Held, {"ids": ids, "models/w": experts})
     with pytest.raises(MessageError, match="it lacks 'ids', the ids of its experts"):

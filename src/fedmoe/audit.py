@@ -6,10 +6,9 @@ have sent the like. The attacks of `evaluation.label_leakage` read it, and the t
 opted-in training records. Nothing of the run is changed: private states are read from a copy.
 """
 
-import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -21,11 +20,11 @@ from torch import Tensor
 from fedmoe import assembly
 from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
+from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import parse_config
 from fedmoe.core_types import ClientId, Tensors, Tree
 from fedmoe.engines.catalog import open_transport
 from fedmoe.engines.session import Session
-from fedmoe.engines.steps import STEPS
 from fedmoe.errors import ConfigError, RunError
 from fedmoe.evaluation.label_leakage import (
     normalised_shares,
@@ -35,7 +34,8 @@ from fedmoe.evaluation.label_leakage import (
     total_variation,
 )
 from fedmoe.models.network import ModuleOrFactory, Network
-from fedmoe.storage.checkpoints import Checkpoint, load_newest
+from fedmoe.resuming import newest_checkpoint, record_run, steps_in
+from fedmoe.storage.checkpoints import Checkpoint
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
 from fedmoe.training.settings import LocalTraining
@@ -106,7 +106,7 @@ def _readings(opened: Opened, truth: dict[ClientId, Tensor]) -> list[dict[str, A
     if not any(reading["clients"] for reading in readings):
         raise RunError(
             f"{config.algorithm.name} sends neither an output bias nor q(z|s), which are what these attacks "
-            "read. That is no proof that nothing else tells about labels."
+            "read. That is no proof that nothing else reveals labels."
         )
     return [reading for reading in readings if reading["clients"]]
 
@@ -118,15 +118,17 @@ def _open(
     table = run.read_config()
     recorded = table.pop("recorded")
     parts = assembly.build(parse_config(table), federation=federation, expert=expert, gate=gate)
-    if parts.federation.digest != recorded["split_digest"]:
+    if parts.federation.digest != recorded.get("split_digest"):
         raise RunError(
-            f"{run.path} was trained on other data than its config gives now (split {recorded['split_digest']!r}, not "
-            f"{parts.federation.digest!r}). Bring the data back, or call fedmoe.audit.audit_labels with your data."
+            f"{run.path} was trained on other data than its config gives now (split {recorded.get('split_digest')!r}, "
+            f"not {parts.federation.digest!r}). Bring the data back, or call fedmoe.audit.audit_labels with your data."
         )
-    checkpoint, notes = load_newest(run.checkpoints, parts.algorithm.server_type, recorded["run_id"])
+    run_id = record_run(run, parts)  # which refuses other modules
+    with _session_on_a_copy(parts, run, run_id) as session:
+        checkpoint, notes = newest_checkpoint(run, run_id, session, set_aside=False)
     if checkpoint and checkpoint.round > parts.config.schedule.rounds:  # of what comes after the rounds
         checkpoint = None
-    return Opened(parts, run, recorded["run_id"], checkpoint), notes
+    return Opened(parts, run, run_id, checkpoint), notes
 
 
 def _output_bias(network: Network) -> str | None:
@@ -138,25 +140,25 @@ def _output_bias(network: Network) -> str | None:
 
 def _replay(opened: Opened, start: Checkpoint | None, clients: list[ClientId]) -> Iterator[dict[ClientId, Observed]]:
     """What the server receives in one round in which these clients take part, exchange by exchange."""
-    engine = opened.parts.config.engine.model_copy(update={"workers": 1})
-    parts = replace(opened.parts, config=opened.parts.config.model_copy(update={"engine": engine}))
+    with _session_on_a_copy(opened.parts, opened.run, opened.run_id) as session:
+        if start:
+            session.resume(start.round, start.server, steps_in(opened.run, start))
+        for replies in session.replay(clients):
+            yield {client: Observed(replies.sent[client], update) for client, update in replies.updates.items()}
+
+
+@contextmanager
+def _session_on_a_copy(parts: Parts, run: RunDirectory, run_id: str) -> Iterator[Session]:
+    """Of the private states: what is computed here is thrown away."""
+    engine = parts.config.engine.model_copy(update={"workers": 1})
+    parts = replace(parts, config=parts.config.model_copy(update={"engine": engine}))
     with tempfile.TemporaryDirectory(prefix="fedmoe-audit-") as folder:
         store = Path(folder) / "private.sqlite"
-        if start and opened.run.private_store.exists():
-            _copy_store(opened.run.private_store, store)
-        with open_transport(parts, store, opened.run_id) as transport:
-            session = Session(parts, transport)
-            if start:
-                events = opened.run.read_metrics()
-                history = [event for event in events if event["event"] in STEPS and event["round"] <= start.round]
-                session.resume(start.round, start.server, history)
-            for replies in session.replay(clients):
-                yield {client: Observed(replies.sent[client], update) for client, update in replies.updates.items()}
-
-
-def _copy_store(source: Path, target: Path) -> None:
-    with closing(sqlite3.connect(source)) as theirs, closing(sqlite3.connect(target)) as ours:
-        theirs.backup(ours)
+        if run.private_store.exists():
+            with closing(PrivateStore(run.private_store, run_id)) as theirs:
+                theirs.copy_to(store)
+        with open_transport(parts, store, run_id) as transport:
+            yield Session(parts, transport)
 
 
 def attacks_on(options: Any, plan: LocalTraining, output_bias: str | None) -> dict[str, Attack]:
@@ -176,7 +178,7 @@ def attacks_on(options: Any, plan: LocalTraining, output_bias: str | None) -> di
         return shares_from_usage(reply.sent.posterior, reply.update.usage) if reported else None
 
     attacks: dict[str, Attack] = {"output bias, eq. 15": scaled, "output bias, normalised": normalised}
-    # FedMix: q(z|s) tells about labels where q is conditioned on them; its plain mixture (eq. 3) has no q.
+    # FedMix: q(z|s) reveals labels where q is conditioned on them; its plain mixture (eq. 3) has no q.
     about_labels = getattr(options, "condition", None) == "label" and options.objective == "variational"
     return attacks | ({"q(z|s) and phi": solved} if about_labels else {})
 

@@ -7,19 +7,16 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedmoe.errors import ConfigError, FedmoeError, RunError, Stopped
-from fedmoe.paths import expanded
+from fedmoe.cli_data import audit_app, data_app
+from fedmoe.cli_options import Changes, ConfigPath, Directory, Workers, console, path, read
+from fedmoe.errors import ConfigError, FedmoeError, Stopped
 
-if TYPE_CHECKING:
-    from fedmoe.config import ExperimentConfig
-
-console = Console(stderr=False)
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -28,39 +25,8 @@ app = typer.Typer(
     help="Personalised federated learning with mixtures of experts.\n\n"
     "Example: [bold]fedmoe compare configs/digits.toml[/bold]",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Data sets.\n\nExample: [bold]fedmoe data list[/bold]")
 app.add_typer(data_app, name="data")
-audit_app = typer.Typer(
-    no_args_is_help=True, help="What a run gave away.\n\nExample: [bold]fedmoe audit labels runs/digits[/bold]"
-)
 app.add_typer(audit_app, name="audit")
-
-
-# Typer shows the names of these functions in its help: what to write there.
-def path(text: str) -> Path:
-    return expanded(text)
-
-
-def toml_file(text: str) -> Path:
-    """A mistyped name is said at once, before anything slow is imported."""
-    config = expanded(text)
-    if not config.is_file():
-        raise ConfigError(f"the config {config} cannot be read: there is no such file. Name an existing TOML file.")
-    return config
-
-
-ConfigPath = Annotated[
-    Path, typer.Argument(metavar="CONFIG", parser=toml_file, help="A TOML file; see the folder configs/.")
-]
-Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; repeatable.")
-]
-Directory = Annotated[Path | None, typer.Option("--dir", parser=path, metavar="FOLDER", help="Default: runs/<name>.")]
-DataFolder = Annotated[
-    Path | None,
-    typer.Option("--folder", parser=path, metavar="FOLDER", help="Where data sets are. Default: $FEDMOE_DATA."),
-]
-Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes. Default: one per core.", min=1)]
 
 
 def _print_version(asked: bool) -> None:
@@ -95,7 +61,7 @@ def run_command(
     from fedmoe.interrupts import stop_on_signals
     from fedmoe.result import Result
 
-    chosen = _read(config, changes, workers)
+    chosen = read(config, changes, workers)
     home = directory or Path("runs") / chosen.name
     with stop_on_signals() as request, RunProgress(console) as progress:
         for event in run_events(chosen, home, command=_command(), should_stop=request):
@@ -133,7 +99,7 @@ def compare_command(
 
     if algorithms:
         changes = [*(changes or []), f"compare={[name.strip() for name in algorithms.split(',')]}"]
-    chosen = _read(config, changes, workers)
+    chosen = read(config, changes, workers)
     home = directory or Path("runs") / home_of(chosen)
     numbers = numbers or [chosen.seed]
     with stop_on_signals() as request, RunProgress(console) as progress:
@@ -158,9 +124,12 @@ def report_command(
     Example: fedmoe report runs/fedavg-s0 runs/fedmix-s0 runs/fedavg-s1 runs/fedmix-s1 --dir runs/together
     """
     from fedmoe.report.comparability import check_together
+    from fedmoe.report.write import require_drawable
     from fedmoe.storage.results import read_results
 
     results = [read_results(run) for run in runs]
+    for result, run in zip(results, runs, strict=True):
+        require_drawable(result, run)
     check_together(results, runs)
     _report(results, directory, title)
 
@@ -174,93 +143,7 @@ def explain_command(config: ConfigPath, changes: Changes = None, workers: Worker
     from fedmoe.display.tables import explanation_table
     from fedmoe.explain import explain
 
-    console.print(explanation_table(explain(_read(config, changes, workers))))
-
-
-@data_app.command(name="list")
-def data_list(folder: DataFolder = None) -> None:
-    """What can be loaded by name, and whether its files are here.
-
-    Example: fedmoe data list --folder ~/data
-    """
-    from fedmoe.data.available import data_folder, list_sources
-    from fedmoe.display.tables import data_table
-
-    console.print(data_table(list_sources(folder), data_folder(folder)))
-
-
-@data_app.command(name="get")
-def data_get(
-    name: Annotated[str, typer.Argument(help="A name of `fedmoe data list`.")], folder: DataFolder = None
-) -> None:
-    """Download a data set from its publisher, with checksum; a broken download goes on where it stopped.
-
-    Example: fedmoe data get cifar10 --folder ~/data
-    """
-    from fedmoe.data.download import get
-    from fedmoe.display.progress import DownloadProgress
-
-    with DownloadProgress(console) as progress:
-        home = get(name, folder, progress.show)
-    console.print(f"{name} is in [bold]{escape(str(home))}[/bold]")
-
-
-@data_app.command(name="show")
-def data_show(
-    config: ConfigPath,
-    changes: Changes = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(parser=path, metavar="FILE", help="Also write the class counts as an SVG picture."),
-    ] = None,
-) -> None:
-    """Draw the split of a config: class counts per client, sizes, and how much clients overlap.
-
-    Example: fedmoe data show configs/digits.toml --picture split.svg
-    """
-    from fedmoe.assembly import build_federation
-    from fedmoe.display.tables import split_facts, split_table
-    from fedmoe.report.figures import class_counts
-    from fedmoe.storage.files import write_atomically
-
-    built = build_federation(_read(config, changes, None))
-    if built.split is None or built.class_counts is None:
-        raise ConfigError("this config has no split of one labelled data set to draw.")
-    console.print(split_table(built.class_counts, built.class_names, built.split.num_clients))
-    console.print(split_facts(built.split, built.class_counts))
-    if picture:
-        write_atomically(picture, class_counts(built.class_counts.tolist(), list(built.class_names)).encode())
-        console.print(f"Picture: [bold]{escape(str(picture))}[/bold]")
-
-
-@audit_app.command(name="labels")
-def audit_labels_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="The folder of a run.")],
-    clients: Annotated[int, typer.Option(help="How many clients to audit, drawn by the seed.", min=1)] = 100,
-) -> None:
-    """How much of each client's label distribution the server could read off its updates.
-
-    Runs one round again, from the start and from the newest checkpoint, and attacks what arrives (Reisser et al. 2021,
-    Appendix C). The run stays as it is.
-
-    Example: fedmoe audit labels runs/digits
-    """
-    _require_one_run(run)
-    from fedmoe.audit import LABELS_FILE, audit_labels
-    from fedmoe.display.tables import audit_table
-
-    found = audit_labels(run, clients)
-    for note in found.get("notes", ()):
-        console.print(escape(note), style="yellow", highlight=False)
-    console.print(audit_table(found))
-    console.print(f"Every client: [bold]{escape(str(run / LABELS_FILE))}[/bold]")
-
-
-def _read(config: Path, changes: list[str] | None, workers: int | None) -> "ExperimentConfig":
-    from fedmoe.config import read_config
-
-    extra = [f"engine.workers={workers}"] if workers else []
-    return read_config(config, [*(changes or []), *extra])
+    console.print(explanation_table(explain(read(config, changes, workers))))
 
 
 def _seeds(text: str) -> list[int]:
@@ -268,17 +151,6 @@ def _seeds(text: str) -> list[int]:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise ConfigError(f"--seeds {text!r} is no list of whole numbers. Write it as --seeds 0,1,2.") from None
-
-
-def _require_one_run(folder: Path) -> None:
-    from fedmoe.report.comparability import find_runs
-
-    runs = find_runs(folder)
-    if folder not in runs and runs:
-        raise RunError(
-            f"{folder} is not one run but holds {len(runs)}: {', '.join(map(str, runs[:20]))}"
-            f"{', …' if len(runs) > 20 else ''}. Name one of them."
-        )
 
 
 def _report(results: Sequence[dict[str, Any]], home: Path, title: str) -> None:

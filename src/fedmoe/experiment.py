@@ -12,7 +12,6 @@ from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId
 from fedmoe.engines.catalog import open_transport
-from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS, RoundRecord
 from fedmoe.errors import RunError, Stopped
@@ -21,8 +20,9 @@ from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
 from fedmoe.models.network import ModuleOrFactory
 from fedmoe.report.write import write_report
-from fedmoe.result import Result, results_of, versions
-from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
+from fedmoe.result import Result, results_of
+from fedmoe.resuming import checkpoint_session, newest_checkpoint, record_run, resume_session, steps_in
+from fedmoe.storage.checkpoints import Checkpoint
 from fedmoe.storage.finished import changed_since_finished, mark_finished
 from fedmoe.storage.results import read_results
 from fedmoe.storage.reuse import adopt_rounds
@@ -96,19 +96,6 @@ def _adopt(rounds_of: Path, run: RunDirectory, parts: Parts, run_id: str) -> lis
     return adopt_rounds(source, run, parts.algorithm.server_type, run_ids)
 
 
-def record_run(run: RunDirectory, parts: Parts) -> str:
-    """Record what makes this run what it is, or check that the folder belongs to the same; the run's id."""
-    recorded = {
-        "split_digest": parts.federation.digest,
-        "modules": {network.name: network.fingerprint for network in (parts.expert, parts.gate)},
-        "frozen_weights": {network.name: network.frozen_digest for network in (parts.expert, parts.gate)},
-        "versions": versions(),
-    }
-    known = run.record_config({**parts.config.model_dump(mode="json"), "recorded": recorded})
-    run_id: str = known["recorded"]["run_id"]
-    return run_id
-
-
 class _Run:
     def __init__(
         self, parts: Parts, run: RunDirectory, run_id: str, command: str, should_stop: Callable[[], bool]
@@ -123,14 +110,16 @@ class _Run:
         begun = time.monotonic()
         with open_transport(self.parts, self.run.private_store, self.run_id) as transport:
             session = Session(self.parts, transport)
-            checkpoint, odd = self._newest_checkpoint(session)
+            checkpoint, odd = newest_checkpoint(self.run, self.run_id, session)
             finished, changed = self._finished(session, checkpoint)
             notes = [*notes, *odd, *changed]
             yield Started(session.num_steps, checkpoint.round if checkpoint else 0, notes, finished is not None)
             if finished is not None:
                 yield self._shown_again(session, checkpoint, finished)
                 return
-            self._resume(session, checkpoint)
+            events = resume_session(self.run, session, checkpoint)
+            self.history = [event for event in events if event["event"] in STEPS]
+            self.curve = [event for event in events if event["event"] == "curve"]
             earlier = sum(record["seconds"] for record in self.history)
             yield from self._train(session)
             traffic = session.manifest.totals()
@@ -157,45 +146,11 @@ class _Run:
             yield record
             self._stop_if_hopeless()
 
-    def _newest_checkpoint(self, session: Session) -> tuple[Checkpoint | None, list[str]]:
-        """The newest one whose metrics and private states are there; sentences about those that were passed over."""
-
-        def unusable(checkpoint: Checkpoint) -> str | None:
-            return self.run.check_metrics(*checkpoint.note["metrics"]) or self._missing_states(session, checkpoint)
-
-        return load_newest(self.run.checkpoints, self.algorithm.server_type, self.run_id, unusable)
-
-    def _resume(self, session: Session, checkpoint: Checkpoint | None) -> None:
-        """Bring the session to where the checkpoint left it. What came after it will be computed again."""
-        self.run.truncate_metrics(checkpoint.note["metrics"][0] if checkpoint else 0)
-        events = self.run.read_metrics()
-        self.history = [event for event in events if event["event"] in STEPS]
-        self.curve = [event for event in events if event["event"] == "curve"]
-        if checkpoint:
-            session.resume(checkpoint.round, checkpoint.server, self.history)
-            session.manifest = Manifest(checkpoint.note["manifest"])
-            session.manifest.replay(event["sent"] for event in self.history)
-            session.evaluation_manifest = Manifest(checkpoint.note["evaluation"])
-
-    def _missing_states(self, session: Session, checkpoint: Checkpoint) -> str | None:
-        """Why the private states are not those that the checkpoint relies on, or None."""
-        if not self.algorithm.keeps_client_state:
-            return None
-        events = self.run.read_metrics(checkpoint.note["metrics"][0])
-        missing = session.missing_states(event for event in events if event["event"] in STEPS)
-        return f"relies on private states of clients {missing[:5]} that are not there" if missing else None
-
     def _checkpoint(self, session: Session) -> None:
         due = session.step % self.config.schedule.checkpoint_every == 0
         if not (due or session.step >= session.num_rounds or self.should_stop()):
             return
-        note = {
-            "manifest": session.manifest.for_checkpoint(),
-            "evaluation": session.evaluation_manifest.for_checkpoint(),
-            "metrics": self.run.metrics_state(),
-        }
-        save_checkpoint(self.run.checkpoints, Checkpoint(session.step, session.server, note), self.run_id)
-        session.drop_superseded(oldest_round(self.run.checkpoints))
+        checkpoint_session(self.run, self.run_id, session)
 
     def _warnings(self, record: RoundRecord) -> list[str]:
         warnings = [f"abandoned: {record.abandoned}"] if record.abandoned else []
@@ -256,8 +211,7 @@ class _Run:
     def _shown_again(self, session: Session, checkpoint: Checkpoint | None, results: dict[str, Any]) -> Result:
         """Nothing is written, and computed only what is missing of the clients' models, which can be asked for."""
         if checkpoint:
-            records = [event for event in self.run.read_metrics() if event["event"] in STEPS]
-            session.resume(checkpoint.round, checkpoint.server, records)
+            session.resume(checkpoint.round, checkpoint.server, steps_in(self.run, checkpoint))
         session.deliver(self._scored_clients())
         if self.algorithm.personalize:
             list(session.personalize())

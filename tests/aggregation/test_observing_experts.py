@@ -68,7 +68,7 @@ SENT = {
 MASS = {7: torch.tensor([6.0, 2.0, 0.0]), 2: torch.tensor([2.0, 0.0, 0.0])}
 
 
-def test_a_rounds_experts_are_told_by_load_entropy_and_divergence():
+def test_a_rounds_experts_are_described_by_load_entropy_and_divergence():
     seen = observe_experts(BEFORE, SENT, MASS)
     assert seen.load_K.tolist() == pytest.approx([0.8, 0.2, 0.0])
     two_experts = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))

@@ -90,8 +90,8 @@ class TestNewcomers:
     def test_an_ensemble_averages_what_the_private_layers_make_of_x(self):
         parts, model, x = [random_private(seed) for seed in (1, 2, 3)], shared_part(0), torch.randn(6, 4)
         mean = torch.stack([first_layer(part, x) for part in parts]).mean(0)
-        answer = ensemble(EXPERT, "3", Broadcast(model, trees.stack(parts)), x)
-        torch.testing.assert_close(answer, mean @ model["3.weight"].T + model["3.bias"])
+        prediction = ensemble(EXPERT, "3", Broadcast(model, trees.stack(parts)), x)
+        torch.testing.assert_close(prediction, mean @ model["3.weight"].T + model["3.bias"])
 
     def test_an_ensemble_of_equal_layers_is_the_model_that_has_them(self):
         network = Network(lambda: resnet((3, 8, 8), 10, 8, None), "expert")
@@ -99,8 +99,8 @@ class TestNewcomers:
         whole, x = network.init(1), torch.randn(2, 3, 8, 8)
         private = {name: tensor for name, tensor in whole.items() if name in names}
         rest = {name: tensor for name, tensor in whole.items() if name not in names}
-        answer = ensemble(network, first_shared, Broadcast(rest, trees.stack([private, dict(private)])), x)
-        torch.testing.assert_close(answer, network(whole, x))
+        prediction = ensemble(network, first_shared, Broadcast(rest, trees.stack([private, dict(private)])), x)
+        torch.testing.assert_close(prediction, network(whole, x))
 
     def test_with_a_release_they_answer_with_the_layers_of_those_who_trained(self, tmp_path):
         algorithm = lg_fedavg(LgFedAvgConfig(), tiny_setup())
@@ -108,21 +108,21 @@ class TestNewcomers:
         given = outcome.server.released["1.weight"]
         trained = outcome.records[0].clients
         stored = outcome.private_tensors()
-        clock = max(int(name.split()[5][:-1]) for name in stored if name.startswith("client of"))
-        own = [stored[f"client of client {client} at {clock}: private/1.weight"] for client in trained]
+        version = max(int(name.split()[5][:-1]) for name in stored if name.startswith("client of"))
+        own = [stored[f"client of client {client} at {version}: private/1.weight"] for client in trained]
         assert len(trained) == 3 < len(PARTICIPANTS) and torch.equal(given, torch.stack(own))
         x = torch.randn(5, 4)
         for client in (UNSEEN, OPTED_OUT, EMPTY):
             kept = outcome.delivered[client]
-            answer = algorithm.predict(kept, algorithm.init_client(kept, client, 0), None, x)
-            torch.testing.assert_close(answer, ensemble(EXPERT, "3", kept, x).log_softmax(1))
+            prediction = algorithm.predict(kept, algorithm.init_client(kept, client, 0), None, x)
+            torch.testing.assert_close(prediction, ensemble(EXPERT, "3", kept, x).log_softmax(1))
 
     def test_without_a_release_they_answer_with_the_layers_that_everyone_starts_from(self, tmp_path):
         algorithm = lg_fedavg(LgFedAvgConfig(), tiny_setup())
         kept, x = run(tmp_path, algorithm).delivered[UNSEEN], torch.randn(5, 4)
         start = {**EXPERT.init(0, "init", "expert"), **kept.model}
-        answer = algorithm.predict(kept, algorithm.init_client(kept, UNSEEN, 0), None, x)
-        assert kept.released == {} and torch.equal(answer, EXPERT(start, x).log_softmax(1))
+        prediction = algorithm.predict(kept, algorithm.init_client(kept, UNSEEN, 0), None, x)
+        assert kept.released == {} and torch.equal(prediction, EXPERT(start, x).log_softmax(1))
 
     def test_who_trained_or_personalised_answers_with_the_own_layers(self):
         algorithm = lg_fedavg(LgFedAvgConfig(), tiny_setup())
@@ -141,9 +141,9 @@ class TestNewcomers:
             fresh, data = algorithm.init_client(kept, client, 0), federation.data([client], opted_in_only=False)
             cohort = trees.stack([kept]), trees.stack([fresh])
             personal = algorithm.personalize(*cohort, None, data, Streams(0, "personalize", 1, (client,)))
-            answer = algorithm.predict(kept, fresh, trees.pick(personal, 0), x)
+            prediction = algorithm.predict(kept, fresh, trees.pick(personal, 0), x)
             given = ensemble(EXPERT, "3", kept, x).log_softmax(1)
-            assert torch.allclose(answer, given) != has_data
+            assert torch.allclose(prediction, given) != has_data
 
     def test_a_way_around_the_cut_is_refused_before_anything_is_given(self, tmp_path):
         class Around(nn.Module):
@@ -156,7 +156,7 @@ class TestNewcomers:
                 return self.last(inner + self.second(inner))
 
         setup = tiny_setup()._replace(expert=Network(Around, "expert"))
-        run(tmp_path / "silent", lg_fedavg(LgFedAvgConfig(), setup), rounds=1)
+        run(tmp_path / "opted_out", lg_fedavg(LgFedAvgConfig(), setup), rounds=1)
         with pytest.raises(ConfigError, match="something leads around layer 'second'"):
             run(tmp_path / "giving", lg_fedavg(LgFedAvgConfig(), setup), rounds=1, release=True)
 

@@ -120,8 +120,8 @@ def test_before_personalisation_a_client_uses_the_global_model(name):
 @pytest.mark.parametrize("name", PERSONAL)
 def test_predictions_are_probabilities(name):
     personal = trees.pick(personalize(name, everything()), 1)
-    answer = make(name).predict(received()[0], Nothing(), personal, torch.randn(20, 3) * 10)
-    torch.testing.assert_close(answer.exp().sum(1), torch.ones(20))
+    prediction = make(name).predict(received()[0], Nothing(), personal, torch.randn(20, 3) * 10)
+    torch.testing.assert_close(prediction.exp().sum(1), torch.ones(20))
 
 
 def contradicted():
@@ -168,13 +168,13 @@ class TestSpecialistMixture:
         closed = trees.tree_map(torch.zeros_like, personal.gate)
         closed["3.bias"] -= 200
         sent, x = received()[0], torch.randn(6, 3)
-        answer = make("specialist_mixture").predict(sent, Nothing(), personal._replace(gate=closed), x)
-        assert torch.equal(answer, F.log_softmax(EXPERT(sent.model, x), 1))
+        prediction = make("specialist_mixture").predict(sent, Nothing(), personal._replace(gate=closed), x)
+        assert torch.equal(prediction, F.log_softmax(EXPERT(sent.model, x), 1))
 
     @pytest.mark.parametrize("augment", [None, "crop_flip"])
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_answers_computed_once_are_those_computed_at_every_step(self, backend, augment, monkeypatch):
-        """With augmentation nothing can be computed beforehand: the global model answers what the specialist sees."""
+        """With augmentation nothing can be computed beforehand: the global model predicts what the specialist sees."""
         shift = Augmentation(lambda rng, number: torch.rand(number, 3, generator=rng), torch.add)
         monkeypatch.setitem(AUGMENTATIONS, "crop_flip", shift)
         here, data, sent_S = setup(backend, augment=augment), everything(), received()[1]

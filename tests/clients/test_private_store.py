@@ -92,11 +92,19 @@ def test_older_versions_are_dropped_client_by_client(store):
         store.save("client", {0: state(version), 1: state(version)}, version)
         store.save("personal", {0: state(version)}, version)
     store.save("final", {0: state(9)}, 1)
-    store.drop_before({0: 4, 7: 100})
+    store.drop_superseded({0: (4, 5), 7: (100, 200)})
     versions = dict.fromkeys(range(2), 0)
     left = {kind: [v for v in range(8) if store.have(kind, {0: v})] for kind in ("client", "personal", "final")}
     assert left == {"client": [4, 6], "personal": [4, 6], "final": [1]}
     assert all(store.have("client", versions | {1: version}) == {1} for version in (1, 3, 4, 6))
+
+
+def test_states_that_never_counted_are_dropped_too(store):
+    for version in (2, 3, 5, 7):
+        store.save("client", {0: state(version), 1: state(version)}, version)
+    store.drop_superseded({0: (3, 7), 1: (0, 7)})
+    left = {client: [v for v in range(9) if store.have("client", {client: v})] for client in (0, 1)}
+    assert left == {0: [3, 7], 1: [7]}
 
 
 def test_a_cohort_is_written_as_a_whole_or_not_at_all(path, store):
@@ -199,13 +207,13 @@ class TestDamage:
                 found = store.load(kind, State, client, version)
                 assert found.steps == client and (found.model["fc.weight"] == client).all()
                 store.save("client", {client: state(1)}, 5)
-                store.drop_before({client: 5})
+                store.drop_superseded({client: (5, 6)})
                 return "as saved"
         except RunError as error:
             assert "private.sqlite" in str(error)
             return "said"
 
-    @pytest.mark.parametrize("use", ["load", "save", "have", "clients", "drop_before"])
+    @pytest.mark.parametrize("use", ["load", "save", "have", "clients", "drop_superseded"])
     def test_a_malformed_database_is_said_by_every_method(self, path, use):
         written(path)
         with closing(PrivateStore(path, RUN)) as store:
@@ -216,7 +224,7 @@ class TestDamage:
                 "save": lambda: store.save("client", {3: state(1)}, 2),
                 "have": lambda: store.have("client", {3: 1}),
                 "clients": lambda: store.clients("client", 1),
-                "drop_before": lambda: store.drop_before({3: 9}),
+                "drop_superseded": lambda: store.drop_superseded({3: (9, 10)}),
             }
             with pytest.raises(RunError, match=r"private.sqlite .*malformed.*delete it and run again"):
                 calls[use]()

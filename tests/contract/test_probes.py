@@ -178,7 +178,7 @@ def test_who_was_rejected_sits_out_the_rest_of_the_round(tmp_path: Path) -> None
 # Private expert: work beside the exchange
 
 
-def test_private_work_is_kept_whoever_shares_the_cohort(tmp_path: Path) -> None:
+def test_private_work_is_stored_whoever_shares_the_cohort(tmp_path: Path) -> None:
     """A client that never took part does not cost the others of its cohort what they learnt."""
     outcome = run_algorithm(make("private_expert"), tiny_federation(), tmp_path / "store", cohort_size=9)
     for client in PARTICIPANTS:

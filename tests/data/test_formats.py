@@ -83,7 +83,7 @@ class TestIdx:
         path.write_bytes(content)
         refusal(read_idx, path)
 
-    def test_a_short_file_is_told_with_the_bytes_expected_and_found(self, tmp_path):
+    def test_a_short_file_is_reported_with_the_bytes_expected_and_found(self, tmp_path):
         message = refusal(read_idx, write_gz(tmp_path / "a.gz", idx_bytes(images())[:-7]))
         assert "truncated" in message and "expected 46 bytes, found 39" in message
 

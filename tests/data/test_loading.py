@@ -55,7 +55,7 @@ class TestDigits:
         found = hashlib.sha256(load_dataset("digits", None).test.x.numpy().tobytes()).hexdigest()
         assert found[:16] == "38eb605994a19298"
 
-    def test_without_scikit_learn_the_remedy_is_told(self, monkeypatch):
+    def test_without_scikit_learn_the_remedy_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "sklearn", None)
         assert "pip install scikit-learn" in refusal("digits", None)
 
@@ -102,7 +102,7 @@ class TestFiles:
         path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=1, mtime=7))
         assert len(load_dataset("mnist", tiny).train.y) == 12
 
-    def test_a_label_out_of_range_is_told_before_the_checksum(self, tiny):
+    def test_a_label_out_of_range_is_reported_before_the_checksum(self, tiny):
         path = tiny / "mnist" / "t10k-labels-idx1-ubyte.gz"
         path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-1] + b"\x0a"))
         assert "row 5 has label 10" in refusal("mnist", tiny)
@@ -113,7 +113,7 @@ class TestFiles:
         assert "lacks data_batch_3.bin." in message
         assert str(tiny / "cifar-10-batches-bin") in message and "FEDMOE_DATA" in message
 
-    def test_without_a_folder_the_variable_and_the_files_are_told(self, monkeypatch):
+    def test_without_a_folder_the_variable_and_the_files_are_named(self, monkeypatch):
         monkeypatch.delenv("FEDMOE_DATA", raising=False)
         message = refusal("fashion_mnist", None)
         assert "Set FEDMOE_DATA" in message and "fashion-mnist/" in message

@@ -89,7 +89,7 @@ def test_targets_of_a_regression_are_floats(tmp_path):
         (b"not a zip", "not a sound .npz"),
     ],
 )
-def test_a_faulty_file_is_named(tmp_path, content, words):
+def test_a_malformed_file_is_named(tmp_path, content, words):
     assert words in refusal(tmp_path, content)
 
 

@@ -53,7 +53,7 @@ class TestText:
 
 
 class TestShakespeare:
-    def test_windows_end_before_the_character_to_be_told(self, tiny):
+    def test_windows_end_before_the_character_to_be_predicted(self, tiny):
         plays = tiny("shakespeare")
         alphabet = "".join(plays.class_names)
         text = "To be, or not." * 3 + "\nAy."

@@ -34,6 +34,7 @@ from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import decode_tensors
 from fedmoe.engines import session as session_module
 from fedmoe.engines.frames import Cohort, frame_of, shared
+from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.messenger import Messenger
 from fedmoe.engines.protocol import Transport
 from fedmoe.engines.session import Session
@@ -81,7 +82,7 @@ def test_nobody_is_no_cohort() -> None:
 def test_personalisation_is_shared_out_even_where_a_round_is_one_cohort() -> None:
     recorder = Recorder()
     delivered = dict.fromkeys(range(5), Broadcast({"w": torch.zeros(1)}))
-    list(messenger(recorder, cohort_size=9).personalize(delivered, 9, lambda _client: 0))
+    list(messenger(recorder, cohort_size=9).personalize(delivered, 2, 9, lambda _client: 0, Manifest()))
     assert [header["clients"] for header, _ in recorder.asked("personalize")] == [[0, 1, 2], [3, 4]]
 
 

@@ -27,5 +27,5 @@ def test_a_collapse_is_one_warning_and_not_one_for_each_idle_expert():
 
 
 @pytest.mark.parametrize("loads", [[EVEN] * 20, [STARVED, EVEN] * 10, [[1.0]] * 20, [STARVED] * (WINDOW - 1), []])
-def test_work_that_is_shared_now_and_then_is_no_fault(loads):
+def test_work_that_is_shared_now_and_then_is_no_warning(loads):
     assert said(loads) == []

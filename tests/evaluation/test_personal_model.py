@@ -38,9 +38,9 @@ def model(name, seed):
 @pytest.mark.parametrize("name", ["fedavg", "specialist_mixture", "local_global_mixture"])
 class TestPersonalModel:
     def test_it_gives_probabilities(self, name):
-        answer = model(name, 0)(torch.randn(6, 3) * 20)
-        assert answer.shape == (6, 4) and (answer >= 0).all()
-        torch.testing.assert_close(answer.sum(1), torch.ones(6))
+        prediction = model(name, 0)(torch.randn(6, 3) * 20)
+        assert prediction.shape == (6, 4) and (prediction >= 0).all()
+        torch.testing.assert_close(prediction.sum(1), torch.ones(6))
 
     def test_its_state_dict_carries_everything(self, name, tmp_path):
         one, other, x = model(name, 0), model(name, 1), torch.randn(6, 3)

@@ -34,7 +34,7 @@ def test_one_run_by_hand():
     assert row["global"]["mean"] == pytest.approx(0.4) and row["unseen"]["mean"] == pytest.approx(0.8)
 
 
-def test_the_newcomer_on_the_union_is_a_cell_of_its_own():
+def test_the_new_client_on_pooled_data_is_a_cell_of_its_own():
     scored = run([0.5], unseen=[0.8])
     scored["scores"].append(score(20, 0.3, data="pooled", unseen=True))
     (row,) = summarise([scored])

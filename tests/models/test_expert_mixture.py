@@ -19,7 +19,7 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_every_expert_answers_with_its_own_features():
+def test_every_expert_predicts_with_its_own_features():
     network = Network(lambda: mlp((3,), 2, (5,)))
     experts = [network.init(k) for k in range(3)]
     x = random(4, 3)

@@ -56,8 +56,8 @@ def test_a_representation_is_what_the_next_layer_reads():
 def test_an_output_from_a_representation_reads_it_instead_of_x_and_leaves_no_trace():
     network, x = Network(lambda: mlp((4,), 3, (5,))), torch.randn(6, 4)
     params, given = network.init(0), torch.randn(6, 5)
-    answer = output_from(network, "3", params, x, given)
-    torch.testing.assert_close(answer, given @ params["3.weight"].T + params["3.bias"])
+    prediction = output_from(network, "3", params, x, given)
+    torch.testing.assert_close(prediction, given @ params["3.weight"].T + params["3.bias"])
     torch.testing.assert_close(network(params, x), output_from(network, "3", params, x, given=reads(params, x)))
 
 

@@ -60,7 +60,7 @@ class TestTextLSTM:
         moved = model.embedding.weight.grad.abs().sum(1) > 0
         assert not moved[0] and moved[1:].all()
 
-    def test_a_network_answers_with_the_weights_it_is_given(self):
+    def test_a_network_computes_with_the_weights_it_is_given(self):
         network, x = Network(lstm), rows([[1, 2, 3]], 4)
         for seed in (1, 2, 1):
             model = lstm()

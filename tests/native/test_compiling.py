@@ -21,7 +21,7 @@ def fresh(monkeypatch, tmp_path):
 def quick(fresh, monkeypatch):
     """A compiler that counts its calls and writes a library at once: compiling the kernels takes seconds."""
     source = fresh / "small.cpp"
-    source.write_text('extern "C" int fedmoe_answer() { return 42; }\n')
+    source.write_text('extern "C" int fedmoe_number() { return 42; }\n')
     script = f"""case "$1" in
       --version) echo 1;;
       *) echo called >> {fresh}/calls; for last; do :; done; exec c++ -shared -fPIC {source} -o "$last";;
@@ -76,7 +76,7 @@ def test_a_compiled_file_that_is_no_library_is_reported(fresh, monkeypatch):
 
 def test_kernels_are_compiled_once_and_then_taken_from_the_cache(quick):
     library()
-    assert load_again().fedmoe_answer() == 42
+    assert load_again().fedmoe_number() == 42
     assert compilations(quick) == 1 and library_note() is None
 
 
@@ -97,13 +97,13 @@ def test_a_damaged_file_is_compiled_anew_and_never_loaded(quick, damage):
         cached(quick, ".digest").unlink()
     file.unlink()  # not in place: this process has it mapped
     file.write_bytes(content[: len(content) // 3] if damage == "cut short" else content[:-1] + b"?")
-    assert load_again().fedmoe_answer() == 42
+    assert load_again().fedmoe_number() == 42
     assert compilations(quick) == 2 and library_note() is None
     assert file.read_bytes() == content
 
 
 @pytest.mark.parametrize("planted", ["file others can write", "folder others can write", "link"])
-def test_what_somebody_else_could_have_planted_is_not_loaded_and_the_user_is_told(quick, planted):
+def test_what_somebody_else_could_have_planted_is_not_loaded_and_the_user_is_warned(quick, planted):
     library()
     file, folder = cached(quick, ".so"), quick / "cache"
     if planted == "link":
@@ -112,7 +112,7 @@ def test_what_somebody_else_could_have_planted_is_not_loaded_and_the_user_is_tol
     else:
         (file if planted.startswith("file") else folder).chmod(0o777)
     before = file.stat().st_mtime_ns
-    assert load_again().fedmoe_answer() == 42
+    assert load_again().fedmoe_number() == 42
     assert compilations(quick) == 2 and file.stat().st_mtime_ns == before
     problem = "is a symbolic link" if planted == "link" else r"can be written by others \(mode 0777\)"
     assert re.search(f"without the cache: {folder}.*{problem}.*FEDMOE_CACHE", library_note())
@@ -121,13 +121,13 @@ def test_what_somebody_else_could_have_planted_is_not_loaded_and_the_user_is_tol
 def test_a_cache_of_another_user_is_not_used(quick, monkeypatch):
     library()
     monkeypatch.setattr(os, "geteuid", lambda: (quick / "cache").stat().st_uid + 1)
-    assert load_again().fedmoe_answer() == 42
+    assert load_again().fedmoe_number() == 42
     assert compilations(quick) == 2 and "belongs to user" in library_note()
 
 
 def test_a_cache_that_cannot_be_written_costs_a_compilation_and_a_note(quick):
     (quick / "cache").write_text("a file, not a folder")
-    assert library().fedmoe_answer() == 42
+    assert library().fedmoe_number() == 42
     assert "cannot be used" in library_note()
 
 
@@ -139,5 +139,17 @@ def test_a_user_without_a_home_folder_gets_a_sentence(quick, monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(build.Path, "home", no_home)
-    assert library().fedmoe_answer() == 42
+    assert library().fedmoe_number() == 42
     assert "this user has no home folder; set FEDMOE_CACHE" in library_note()
+
+
+@pytest.mark.parametrize(("mode", "used"), [(0o777, False), (0o1777, True), (0o775, True)])
+def test_a_cache_below_a_folder_that_anyone_can_write_is_not_used(quick, tmp_path, monkeypatch, mode, used):
+    """Another user could put a folder of the same name in its place, after it was checked."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    monkeypatch.setenv("FEDMOE_CACHE", str(shared / "own"))
+    assert library().fedmoe_number() == 42
+    assert bool(list((shared / "own").glob("kernels-*.so"))) == used
+    assert library_note() is None if used else "which anyone can write" in library_note()

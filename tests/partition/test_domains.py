@@ -4,7 +4,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmoe.assembly import build_split
 from fedmoe.clients.federation import Federation, federation_from_split
 from fedmoe.clients.opt_out import opt_out
 from fedmoe.config import parse_config
@@ -18,7 +17,7 @@ from fedmoe.partition.domains import (
     turn,
     turn_each,
 )
-from fedmoe.partition.draw import domain_transform
+from fedmoe.partition.draw import domain_transform, draw_split
 from fedmoe.partition.split import Split
 
 SIZES = {
@@ -43,7 +42,7 @@ def tiny_dataset(shape: tuple[int, ...] = (1, 6, 6)) -> Dataset:
 def drawn(table: dict, dataset: Dataset | None = None, seed: int = 0) -> tuple[Federation, Split, Dataset]:
     dataset = dataset or tiny_dataset()
     config = parse_config({"split": table, "seed": seed})
-    split = build_split(config, dataset)
+    split = draw_split(config.split, dataset, config.seed)
     opted = opt_out(split, dataset.train, seed=seed)
     transform = domain_transform(config.split, split, dataset.num_classes, seed)
     return federation_from_split(dataset, split, opted, transform), split, dataset
@@ -149,7 +148,7 @@ def test_angles_are_drawn_anew_for_test_data_from_the_same_chances():
 def test_the_angles_of_a_mixed_cohort_stay_with_their_examples_through_opt_out_and_padding():
     table = {"kind": "rotation", "angle_alpha": 0.5, "alpha": 0.3, **SIZES}
     dataset, config = tiny_dataset(), parse_config({"split": table})
-    split = build_split(config, dataset)
+    split = draw_split(config.split, dataset, config.seed)
     opted = opt_out(split, dataset.train, record_fraction=0.4, seed=0)
     transform = domain_transform(config.split, split, 5, 0)
     federation = federation_from_split(dataset, split, opted, transform)

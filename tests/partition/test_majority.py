@@ -33,7 +33,7 @@ def test_every_split_is_sound(num_clients, num_unseen, share, train_size, valida
     sizes = {"train_size": train_size, "validation_size": validation_size, "test_size": test_size}
     try:
         found = split(num_clients=num_clients, num_unseen=num_unseen, share=share, seed=seed, **sizes)
-    except ConfigError as error:  # the lot may give one class to many clients
+    except ConfigError as error:  # the draw may give one class to many clients
         assert "examples of class" in str(error) and share > 0.2
         return
     used = np.concatenate([found.train.rows, found.validation.rows])

@@ -28,7 +28,7 @@ def test_how_a_run_was_computed_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    ("second", "told"),
+    ("second", "words"),
     [
         (run(seed=1, experts=2), "run0 and run1 are both called 'FedMix', but differ in algorithm.num_experts"),
         (run(seed=1, schedule={"rounds": 3}), "differ in schedule"),
@@ -36,12 +36,12 @@ def test_how_a_run_was_computed_does_not_matter():
         (run("FedAvg", digest="other"), "run0 and run1 have seed 0 but saw different splits"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(second, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_compared_is_refused(second, words):
+    with pytest.raises(ConfigError, match=words):
         check(run(), second)
 
 
-def test_differences_are_told_by_their_paths():
+def test_differences_are_named_by_their_paths():
     one, other = {"a": {"b": 1, "c": 2}, "d": [1], "seed": 0}, {"a": {"b": 1, "c": 3}, "d": [1, 2], "seed": 1}
     assert list(differences(one, other)) == ["a.c", "d"]
     assert list(differences({"a": {"seed": 0}}, {"a": {"seed": 1}})) == ["a.seed"]

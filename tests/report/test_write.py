@@ -1,7 +1,12 @@
+import os
+
+import pytest
+
+from fedmoe.errors import RunError
 from fedmoe.report.html import render
 from fedmoe.report.markdown import markdown_table
 from fedmoe.report.notes import notes
-from fedmoe.report.write import write_report
+from fedmoe.report.write import require_drawable, write_report
 
 ADAM = {"name": "adam", "learning_rate": 0.001}
 
@@ -20,6 +25,38 @@ def test_a_report_is_a_page_a_table_and_figures(make_results, tmp_path):
 def test_a_title_or_name_in_another_encoding_is_written(make_results, tmp_path):
     (result,) = make_results(("fedavg",), clients=1)
     write_report([result | {"title": "ward \udcff", "client_names": {"0": "\udcff"}}], tmp_path, "\udcff")
+
+
+def test_a_new_folder_is_its_owners_alone(make_results, tmp_path):
+    before = os.umask(0)
+    try:
+        page = write_report(make_results(), tmp_path / "new" / "folder", "Digits")
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (page.parent, page.parent.parent)}
+    assert modes == {0o700} and page.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"class_counts": 3.0},
+        {"class_counts": [[1, 2], [3]]},
+        {"class_names": None},
+        {"client_names": ["a"]},
+        {"client_names": {"first": "a"}},
+        {"model_weights": []},
+        {"rejected": "../../x"},
+        {"traffic": {"bytes_up": 1, "bytes_down": 1, "clients_that_sent": "x"}},
+        {"curve": [{"round": "x"}]},
+        {"warnings": 3},
+    ],
+)
+def test_altered_results_are_named(make_results, tmp_path, change):
+    (result,) = make_results(("fedavg",))
+    require_drawable(result, tmp_path)
+    with pytest.raises(RunError, match=r"results.json is not as a run wrote it.*Run the same command again"):
+        require_drawable(result | change, tmp_path)
 
 
 def everywhere(results, words):

@@ -16,10 +16,12 @@ def cohort(*sizes):
 @pytest.mark.parametrize("backend", ["sequential", "batched"])
 def test_rows_of_padding_hold_zeros(backend, sizes):
     scale = torch.arange(1.0, len(sizes) + 1)
-    answers = per_example(lambda tree, batch: batch.x * tree["scale"] + 1, {"scale": scale}, cohort(*sizes), backend)
+    predictions = per_example(
+        lambda tree, batch: batch.x * tree["scale"] + 1, {"scale": scale}, cohort(*sizes), backend
+    )
     for s, size in enumerate(sizes):
-        assert answers[s, :size, 0].tolist() == [(s + 1) * n + 1 for n in range(1, size + 1)]
-        assert not answers[s, size:].any()
+        assert predictions[s, :size, 0].tolist() == [(s + 1) * n + 1 for n in range(1, size + 1)]
+        assert not predictions[s, size:].any()
 
 
 def test_long_clients_are_read_in_pieces():
@@ -36,11 +38,11 @@ def test_long_clients_are_read_in_pieces():
 
 def test_tensors_beside_the_examples_go_along():
     data = cohort(2, 3)
-    data = data._replace(extra={"answer": data.x * 10})
+    data = data._replace(extra={"prediction": data.x * 10})
     for backend in ("sequential", "batched"):
-        sums = per_example(lambda _tree, batch: batch.x + batch.extra["answer"], {}, data, backend)
+        sums = per_example(lambda _tree, batch: batch.x + batch.extra["prediction"], {}, data, backend)
         assert sums[1, :, 0].tolist() == [11, 22, 33]
-    assert [one.extra["answer"].shape[0] for one in clients_of(data)] == [2, 3]
+    assert [one.extra["prediction"].shape[0] for one in clients_of(data)] == [2, 3]
 
 
 def test_no_gradient_is_recorded():

@@ -104,8 +104,12 @@ def test_embedded_words_train_natively_as_sequentially():
 def train_mixture(backend, *, second_is_trained, optimizer):
     expert, gate = make_network(native=backend == "native"), make_network(native=backend == "native", outputs=1)
     parts = [rows(count, seed) for seed, count in enumerate(COUNTS)]
-    answers = [F.log_softmax(torch.randn(len(p.y), 3, generator=torch.Generator().manual_seed(9)), -1) for p in parts]
-    data = side_by_side([p._replace(extra={"second": answer}) for p, answer in zip(parts, answers, strict=True)])
+    predictions = [
+        F.log_softmax(torch.randn(len(p.y), 3, generator=torch.Generator().manual_seed(9)), -1) for p in parts
+    ]
+    data = side_by_side(
+        [p._replace(extra={"second": prediction}) for p, prediction in zip(parts, predictions, strict=True)]
+    )
     clients = range(len(COUNTS))
     start = {
         "first": trees.stack([expert.init(s) for s in clients]),

@@ -13,7 +13,7 @@ ROWS = 4  # of a client's examples: enough for a batch, and done at once
 
 
 def native_fallbacks(algorithm: Algorithm, federation: Federation, seed: int = 0) -> list[str]:
-    """Where the native backend would take single steps instead of whole epochs, and why; `fallback_note` tells a user.
+    """Where the native backend would take single steps instead of whole epochs, and why; see `fallback_note`.
 
     One participant's round and personalisation are run on a few of its records and thrown away.
     """

@@ -35,7 +35,7 @@ class ClientDataset(Protocol):
 
 
 class Records(NamedTuple):
-    """ClientDataset that are there already."""
+    """A client whose parts are all there already."""
 
     train: Examples
     validation: Examples
@@ -140,7 +140,7 @@ def federation_from_split(
 
     own_test = dataset.train if split.own_test == "train" else dataset.test
 
-    class Rows:
+    class SplitClient:
         """A round needs a client's training rows, and preparing images takes time: nothing is made before its use."""
 
         def __init__(self, client: ClientId) -> None:
@@ -167,7 +167,7 @@ def federation_from_split(
         input_shape=dataset.input_shape,
         participants=opted.participants(split),
         global_test=examples(*rows(dataset.test, split.global_test)),
-        load=Rows,
+        load=SplitClient,
         digest=split.digest,
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
         side_values=transform.side_values if transform else {},

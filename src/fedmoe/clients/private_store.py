@@ -8,7 +8,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -91,11 +91,20 @@ class PrivateStore:
             rows = self._db.execute("SELECT client FROM state WHERE kind = ? AND version = ?", (kind, version))
             return {row[0] for row in rows}
 
-    def drop_before(self, versions: Mapping[ClientId, int]) -> None:
-        """Delete states that no resume can ask for: of each client, those older than its version here."""
-        rows = [(kind, client, version) for kind in SUPERSEDED_KINDS for client, version in versions.items()]
+    def drop_superseded(self, versions: Mapping[ClientId, tuple[int, int]]) -> None:
+        """Delete states that no resume can ask for. Of each client (version, before): what is older than `before`, but
+        not the one of `version`, which is the last that counted."""
+        rows = [(kind, client, *these) for kind in SUPERSEDED_KINDS for client, these in versions.items()]
         with self._transaction("could not be relieved of old states"):
-            self._db.executemany("DELETE FROM state WHERE kind = ? AND client = ? AND version < ?", rows)
+            self._db.executemany(
+                "DELETE FROM state WHERE kind = ? AND client = ? AND version != ? AND version < ?", rows
+            )
+
+    def copy_to(self, path: Path) -> None:
+        """All of it, in a new file for its owner only."""
+        _make_private(path)
+        with self._explained("could not be copied"), closing(sqlite3.connect(path)) as copy:
+            self._db.backup(copy)
 
     def close(self) -> None:
         with self._explained("could not be closed"):

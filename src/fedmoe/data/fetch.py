@@ -39,16 +39,16 @@ Show = Callable[[Progress], None]
 
 def fetch(remote: Remote, path: Path, show: Show) -> None:
     """Download to `path`, by way of `path`.part. What has arrived stays there if the connection breaks."""
-    if path.exists() and not fault_of(path, remote.checksum):
+    if path.exists() and not problem_of(path, remote.checksum):
         return
     part = path.with_name(f"{path.name}.part")
-    fault, fruitless = "", 0
+    problem, fruitless = "", 0
     for _ in range(MOST_ATTEMPTS):
         had = _size(part)
-        fault = _attempt(remote, part, show)
-        if not fault:
-            fault = fault_of(part, remote.checksum)
-            if not fault:
+        problem = _attempt(remote, part, show)
+        if not problem:
+            problem = problem_of(part, remote.checksum)
+            if not problem:
                 part.replace(path)
                 return
             part.unlink()
@@ -58,10 +58,10 @@ def fetch(remote: Remote, path: Path, show: Show) -> None:
         if fruitless == MOST_FRUITLESS:
             break
         time.sleep(PAUSE)
-    raise DataError(f"{remote.url}: {fault}.")
+    raise DataError(f"{remote.url}: {problem}.")
 
 
-def fault_of(path: Path, checksum: str) -> str:
+def problem_of(path: Path, checksum: str) -> str:
     """How a file differs from its checksum, or nothing."""
     algorithm, expected = checksum.split(":")
     with path.open("rb") as file:

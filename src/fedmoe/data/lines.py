@@ -1,4 +1,4 @@
-"""Text files line by line: UTF-8 and JSON lines, with faults named by file and line."""
+"""Text files line by line: UTF-8 and JSON lines, with errors named by file and line."""
 
 import json
 from collections.abc import Iterator

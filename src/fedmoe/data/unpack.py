@@ -56,17 +56,17 @@ def _open_tar(file: Bounded) -> tarfile.TarFile:
 
 def _require_harmless(member: tarfile.TarInfo, seen: set[str], path: Path) -> None:
     name = PurePosixPath(member.name)
-    fault = ""
+    problem = ""
     if name.is_absolute() or ".." in name.parts or "\\" in member.name or ":" in member.name:
-        fault = "a path that leads out of the folder"
+        problem = "a path that leads out of the folder"
     elif member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-        fault = "a link or device, not a file"
+        problem = "a link or device, not a file"
     elif member.name in seen and not member.isdir():
-        fault = "there twice"
+        problem = "there twice"
     elif len(seen) >= MOST_MEMBERS:
-        fault = f"one of more than {MOST_MEMBERS} members"
-    if fault:
-        raise DataError(f"{path}: member {member.name[:80]!r} is {fault}. It is not the published archive. {REMEDY}")
+        problem = f"one of more than {MOST_MEMBERS} members"
+    if problem:
+        raise DataError(f"{path}: member {member.name[:80]!r} is {problem}. It is not the published archive. {REMEDY}")
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, largest: int, path: Path) -> bytes:

@@ -12,7 +12,7 @@ from fedmoe.core_types import ClientId, Tensors, Tree
 from fedmoe.wire import by_expert, expert_fields
 
 Sent = dict[str, dict[str, int]]  # bytes by exchange and client
-Rows = dict[str, dict[str, Any]]  # by name: dtype, shape, times, bytes
+TensorCounts = dict[str, dict[str, Any]]  # by name: dtype, shape, times, bytes
 
 
 class Manifest:
@@ -24,11 +24,11 @@ class Manifest:
 
     def __init__(self, saved: dict[str, Any] | None = None) -> None:
         saved = saved or {}
-        self.sent: dict[str, Rows] = saved.get("sent_by_clients", {})
-        self.received: dict[str, Rows] = saved.get("received_by_clients", {})
+        self.sent: dict[str, TensorCounts] = saved.get("sent_by_clients", {})
+        self.received: dict[str, TensorCounts] = saved.get("received_by_clients", {})
         self.clients: dict[str, dict[str, dict[str, int]]] = saved.get("messages_of_client", {})
         self.rejected: list[dict[str, Any]] = saved.get("rejected", [])
-        self.scores: Rows = saved.get("scores_sent_by_clients", {})
+        self.scores: TensorCounts = saved.get("scores_sent_by_clients", {})
         self.score_clients: dict[str, dict[str, int]] = saved.get("score_messages_of_client", {})
         self._of_this_round: Sent = {}
 
@@ -104,7 +104,7 @@ class Manifest:
         }
 
     def totals(self) -> dict[str, int]:
-        def total(tables: Iterable[Rows]) -> int:
+        def total(tables: Iterable[TensorCounts]) -> int:
             return sum(row["bytes"] for rows in tables for row in rows.values())
 
         return {
@@ -116,7 +116,7 @@ class Manifest:
         }
 
 
-def _count(rows: Rows, named: Tensors, times: int) -> None:
+def _count(rows: TensorCounts, named: Tensors, times: int) -> None:
     for name, tensor in sorted(named.items()):
         row = rows.setdefault(name, {"dtype": str(tensor.dtype).removeprefix("torch."), "times": 0, "bytes": 0})
         row["shape"] = max(row.get("shape", []), list(tensor.shape))  # whoever comes last
@@ -133,7 +133,7 @@ def _bytes_of(tensors: Tensors) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _by_name(table: dict[str, Rows]) -> dict[str, Rows]:
+def _by_name(table: dict[str, TensorCounts]) -> dict[str, TensorCounts]:
     """In an order that does not show who replied first."""
     return {exchange: dict(sorted(rows.items())) for exchange, rows in table.items()}
 

@@ -20,10 +20,12 @@ from fedmoe.engines.replies import (
     read_header,
     read_replies,
     reported_error,
+    shown_reason,
     sort_replies,
 )
 from fedmoe.engines.score_replies import read_scores
 from fedmoe.engines.update_checks import UpdateLimits
+from fedmoe.errors import MessageError, RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.wire import message
 
@@ -86,19 +88,18 @@ class Messenger:
         return sort_replies(exchange, question.step, replies | lost, broadcasts, manifest)
 
     def personalize(
-        self, delivered: dict[ClientId, Tree], final_version: int, version_of: VersionOf
+        self, delivered: dict[ClientId, Tree], step: int, final_version: int, version_of: VersionOf, manifest: Manifest
     ) -> Iterator[list[ClientId]]:
         """In two parts at least, since this is long work: a single cohort would leave workers idle.
 
         Cohorts are cut before finished ones are skipped, so that a stop changes no client's company.
         """
-        done = set(self._ask({"do": "personalized", "version": final_version})["clients"])
+        done = set(self._ask({"do": "personalized", "version": final_version}))
         cohorts = self.cohorts(delivered, self.algorithm.delivery[-1], most=-(-len(delivered) // 2))
         yield sorted(client for cohort in cohorts if done.issuperset(cohort.clients) for client in cohort.clients)
         rest = [cohort for cohort in cohorts if not done.issuperset(cohort.clients)]
-        for cohort, frame in self._run({"do": "personalize", "version": final_version}, rest, version_of):
-            _read(frame)
-            yield cohort.clients
+        header = {"do": "personalize", "version": final_version}
+        yield from self._private_work(header, rest, version_of, step, manifest)
 
     def scores(
         self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
@@ -106,23 +107,28 @@ class Messenger:
         """Client by client, of the models before personalisation and, with a `final` version, after it."""
         reply_to = f"score:{step}"
         header = {"do": "score", "final": final, "send": True, "reply_to": reply_to}
+        lost = set(delivered)
         for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
+            lost -= set(cohort.clients)
             yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients, self.metrics)
+        for client in sorted(lost):
+            manifest.reject(step, "score", client, str(NO_REPLY.rejection))
 
-    def score_in_private(self, delivered: dict[ClientId, Tree], final: int | None, version_of: VersionOf) -> None:
+    def score_in_private(
+        self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
+    ) -> None:
         """Clients score themselves and keep the figures."""
-        header = {"do": "score", "final": final, "send": False, "reply_to": "score"}
-        for _, frame in self._run(header, self._one_by_one(delivered), version_of):
-            _read(frame)
+        header = {"do": "score", "final": final, "send": False, "reply_to": f"score:{step}"}
+        for _ in self._private_work(header, self._one_by_one(delivered), version_of, step, manifest):
+            pass
 
-    def drop_older(self, versions: Mapping[ClientId, int]) -> None:
-        self._ask({"do": "drop", "older_than": [[client, version] for client, version in versions.items()]})
+    def drop_superseded(self, versions: Mapping[ClientId, tuple[int, int]]) -> None:
+        self._ask({"do": "drop", "states": [[client, *these] for client, these in versions.items()]})
 
     def missing(self, versions: Mapping[ClientId, int]) -> list[ClientId]:
         """Which of these private states nobody has."""
         wanted = [[client, version] for client, version in versions.items()]
-        missing: list[ClientId] = self._ask({"do": "find_missing", "states": wanted})["clients"]
-        return missing
+        return self._ask({"do": "find_missing", "states": wanted})
 
     def count_down(self, manifest: Manifest, exchange: str, broadcasts: Mapping[ClientId, Tree]) -> None:
         times = Counter(map(id, broadcasts.values()))
@@ -151,28 +157,59 @@ class Messenger:
     def _one_by_one(self, delivered: dict[ClientId, Tree]) -> list[Cohort]:
         return self.cohorts(delivered, self.algorithm.delivery[-1], most=1)
 
+    def _private_work(
+        self,
+        header: Mapping[str, Any],
+        cohorts: Sequence[Cohort],
+        version_of: VersionOf,
+        step: int,
+        manifest: Manifest,
+    ) -> Iterator[list[ClientId]]:
+        """Work that sends nothing back but that it is done; cohorts of which it was not are on record."""
+        left: dict[int, str | None] = {id(cohort): NO_REPLY.rejection for cohort in cohorts}
+        for cohort, frame in self._run(header, cohorts, version_of):
+            left[id(cohort)] = _not_done(frame, cohort.clients)
+            if left[id(cohort)] is None:
+                yield cohort.clients
+        for cohort in cohorts:
+            if reason := left[id(cohort)]:
+                for client in cohort.clients:
+                    manifest.reject(step, header["do"], client, reason)
+
     def _run(
         self, header: Mapping[str, Any], cohorts: Sequence[Cohort], version_of: VersionOf
     ) -> Iterator[tuple[Cohort, Bytes]]:
-        """Each cohort with the reply of its worker, as replies arrive."""
+        """Each cohort with the first reply of its worker, as replies arrive: one that arrives twice counts once."""
         encoded: dict[int, EncodedParts] = {}
         frames = [
             frame_of({**header, "state_versions": list(map(version_of, cohort.clients))}, cohort, encoded)
             for cohort in cohorts
         ]
+        waiting = set(range(len(frames)))
         for index, frame in self.transport.run(frames):
+            if index not in waiting:
+                continue
+            waiting.remove(index)
             error = reported_error(frame) if self.transport.trusted else None
             if error:
                 raise error
             yield cohorts[index], frame
 
-    def _ask(self, header: dict[str, Any]) -> dict[str, Any]:
-        """One of the workers, about what all of them share."""
-        (frame,) = (frame for _, frame in self.transport.run([frame_of(header, Cohort([], []), {})]))
-        return _read(frame)
+    def _ask(self, header: dict[str, Any]) -> list[ClientId]:
+        """One of the workers, about what all of them share: which clients it is so of."""
+        for _, frame in self.transport.run([frame_of(header, Cohort([], []), {})]):
+            if error := reported_error(frame):
+                raise error
+            return list(read_header(frame, clients=list)["clients"])
+        raise RunError(f"no worker replied to {header['do']!r}. Run the same command again to resume.")
 
 
-def _read(frame: Bytes) -> dict[str, Any]:
-    if error := reported_error(frame):
-        raise error
-    return read_header(frame)
+def _not_done(frame: Bytes, clients: list[ClientId]) -> str | None:
+    """Why this reply does not say that the work of these clients is done, or None."""
+    try:
+        if error := reported_error(frame):
+            return shown_reason(f"its node reported: {error}")
+        done = read_header(frame, clients=list)["clients"]
+    except MessageError as error:
+        return shown_reason(error)
+    return None if done == clients else "it replied for other clients"

@@ -52,12 +52,13 @@ class Session:
         return self.step >= self.num_steps
 
     def resume(self, step: int, server: Tree, history: Iterable[Mapping[str, Any]]) -> None:
-        """Go on after `step`, with the server's state of then; `history` has the records of all steps up to it."""
+        """Go on after `step`, with the server's state of then; `history` has the records of all steps up to it, and
+        `manifest` who was rejected in them."""
         self.step, self.server = step, server
         for record in history:
-            self._versions.count(record["round"], self._versions_counted(record))
-            sent = (client for sizes in record["sent"].values() for client in sizes)
-            self._messages.have_frozen |= {*record["clients"], *map(int, sent)}
+            self._versions.count(record["round"], record["clients"], self._versions_counted(record))
+            self._messages.have_frozen |= {int(client) for sizes in record["sent"].values() for client in sizes}
+        self._messages.have_frozen |= {row["client"] for row in self.manifest.rejected if row["exchange"] != "score"}
 
     def missing_states(self, history: Iterable[Mapping[str, Any]]) -> list[ClientId]:
         """Clients whose private state after these steps is not where it should be."""
@@ -78,7 +79,7 @@ class Session:
                 break
         if not attempt.abandoned:
             self.server = attempt.server
-        self._versions.count(step, {} if attempt.abandoned else attempt.versions)
+        self._versions.count(step, clients, {} if attempt.abandoned else attempt.versions)
         self.step = step
         if phase == "round" and self._validates_after(step):
             self._validate(step)
@@ -98,7 +99,7 @@ class Session:
         """Private state that no resume can ask for any more may go."""
         versions = self._versions.superseded_by(durable_step) if self.algorithm.keeps_client_state else {}
         if versions:
-            self._messages.drop_older(versions)
+            self._messages.drop_superseded(versions)
 
     # After training
 
@@ -110,7 +111,7 @@ class Session:
     def personalize(self) -> Iterator[list[ClientId]]:
         """Clients as they finish. A cohort that finished before a stop is not trained again."""
         named = self._versions.after(self._delivery_versions)
-        yield from self._messages.personalize(self.delivered, self._final_version, named)
+        yield from self._messages.personalize(self.delivered, self.step, self._final_version, named, self.manifest)
 
     def score(self) -> Iterator[list[Score]]:
         """Scores before and after personalisation, client by client, of those that are asked.
@@ -122,7 +123,8 @@ class Session:
         asked = [client for client in self.delivered if self._is_asked(client)]
         others = [client for client in self.delivered if not self._is_asked(client)]
         yield from self._messages.scores({c: self.delivered[c] for c in asked}, self.step, final, named, self.manifest)
-        self._messages.score_in_private({client: self.delivered[client] for client in others}, final, named)
+        unasked = {client: self.delivered[client] for client in others}
+        self._messages.score_in_private(unasked, self.step, final, named, self.manifest)
 
     def personal_model(self, client: ClientId) -> PersonalModel:
         """The model that a client ended with, once it was delivered and personalised."""

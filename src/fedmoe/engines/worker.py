@@ -6,7 +6,6 @@ the worker's own copy of the rules, whatever a request asks for.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Exchange, Nothing
@@ -15,14 +14,13 @@ from fedmoe.clients.private_store import PrivateStore
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.engines.protocol import exchanges_of
+from fedmoe.engines.requests import Header, read_request
 from fedmoe.engines.state_versions import NONE
 from fedmoe.errors import FedmoeError, MessageError
 from fedmoe.evaluation.metrics import Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.evaluation.score_message import score_message
 from fedmoe.streams import Streams
-
-Header = dict[str, Any]
 
 
 class Worker:
@@ -63,9 +61,8 @@ class Worker:
     def handle(self, frame: Bytes) -> Bytes:
         """An error that the user can fix travels back as a frame; a defect of ours raises here."""
         try:
-            header, blobs = wire.unpack(frame)
-            if header.get("do") not in self._work:
-                raise MessageError(f"a request asks to {header.get('do')!r}; known: {', '.join(self._work)}.")
+            num_clients = self.federation.num_clients + self.federation.num_unseen
+            header, blobs = read_request(frame, self.algorithm, num_clients)
             return self._work[header["do"]](header, blobs)
         except FedmoeError as error:
             return wire.pack({"error": type(error).__name__, "message": str(error)})
@@ -76,7 +73,7 @@ class Worker:
         exchange = exchanges_of(self.algorithm, header["phase"])[header["index"]]
         received = self._received(exchange, header, blobs)
         states = self._client_states(received, header)
-        shared_S, state_S = trees.stack(received), trees.stack(states)
+        shared_S, state_S = _together(received), trees.stack(states)
         rng = Streams(self.seed, f"{header['phase']}:{exchange.name}", header["round"], tuple(clients))
         data = self.federation.data(clients, opted_in_only=True)
         new_S, update_S, report_S = exchange.local_update(shared_S, state_S, data, rng)
@@ -99,7 +96,7 @@ class Worker:
         rng = Streams(self.seed, "personalize", 0, tuple(clients))
         data = self.federation.data(clients, opted_in_only=False)
         assert self.algorithm.personalize is not None
-        final_S = self.algorithm.personalize(trees.stack(received), trees.stack(states), personal_S, data, rng)
+        final_S = self.algorithm.personalize(_together(received), trees.stack(states), personal_S, data, rng)
         self._keep("final", clients, final_S, header["version"])
         return wire.pack({"clients": clients})
 
@@ -107,8 +104,8 @@ class Worker:
         return wire.pack({"clients": sorted(self.store.clients("final", header["version"]))})
 
     def drop(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
-        self.store.drop_before(dict(header["older_than"]))
-        return wire.pack({})
+        self.store.drop_superseded({client: (version, before) for client, version, before in header["states"]})
+        return wire.pack({"clients": [client for client, *_ in header["states"]]})
 
     def find_missing(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
         wanted = dict(header["states"])
@@ -224,3 +221,11 @@ class Worker:
         states = state_S if isinstance(state_S, list) else trees.unstack(state_S, len(clients))
         if any(map(trees.leaves, states)):
             self.store.save(kind, dict(zip(clients, states, strict=True)), version)
+
+
+def _together(received: Sequence[Tree]) -> Tree:
+    """The broadcasts of a cohort, stacked. The session sends together what is of one form; another server may not."""
+    try:
+        return trees.stack(received)
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise MessageError(f"the broadcasts of a request differ in names or shapes: {error}.") from error

@@ -78,6 +78,7 @@ def _from_cache(compiler: str, cache_wanted: str) -> ctypes.CDLL:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _require_private(folder)
+        _require_safe_parents(folder)
         if not _is_intact(path):
             _compile_into_cache(compiler, path)
     except OSError as error:
@@ -125,6 +126,22 @@ def _require_private(path: Path) -> None:
         raise _UnsafeCache(
             f"{path} {problem}; make it yours alone (chown, chmod go-w), or set FEDMOE_CACHE to another folder"
         )
+
+
+def _require_safe_parents(folder: Path) -> None:
+    """Whoever can write a parent can put another folder in the place of the one that was checked.
+
+    Not so in /tmp and the like (the sticky bit). A parent that a group can write is accepted: on many systems every
+    user has a group of their own, and home folders are made so.
+    """
+    for parent in folder.resolve().parents:
+        info = parent.stat()
+        shared = info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX
+        if shared or info.st_uid not in (0, os.geteuid()):
+            raise _UnsafeCache(
+                f"{folder} lies in {parent}, which {'anyone can write' if shared else 'belongs to another user'}; "
+                "set FEDMOE_CACHE to a folder of your own"
+            )
 
 
 def _is_intact(path: Path) -> bool:

@@ -169,7 +169,7 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch
         found = f"{_label(tensor.dtype)} of shape {tuple(tensor.shape)} on {tensor.device.type}"
         raise MessageError(
             f"{name} is {found}, but {_label(dtype)} of shape {tuple(shape)} on cpu is expected: it is of another "
-            "model. Train and answer with weights of the model that this run was made for."
+            "model. Train and predict with weights of the model that this run was made for."
         )
 
 

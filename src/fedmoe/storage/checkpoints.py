@@ -53,21 +53,33 @@ def oldest_round(folder: Path) -> int:
 
 
 def load_newest(
-    folder: Path, server_type: type[Tree], run_id: str, usable: Callable[[Checkpoint], str | None] = anything
+    folder: Path,
+    server_type: type[Tree],
+    run_id: str,
+    usable: Callable[[Checkpoint], str | None] = anything,
+    *,
+    set_aside: bool = True,
 ) -> tuple[Checkpoint | None, list[str]]:
     """The newest usable checkpoint, and a sentence for each newer file that was passed over and set aside.
 
-    `usable` returns the reason why a checkpoint that is whole cannot be used after all, or None.
+    `usable` returns the reason why a checkpoint that is whole cannot be used after all, or None. Who only looks at a
+    run leaves files where they are: `set_aside=False`.
     """
     _refuse_earlier_format(folder)
     passed_over: list[tuple[Path, str]] = []
+    found_one: tuple[Checkpoint, str] | None = None
     for path in _newest_first(folder):
         found = _read(path, server_type, run_id)
         reason = found if isinstance(found, str) else usable(found)
         if isinstance(found, Checkpoint) and reason is None:
-            return found, [f"{_set_aside(one, why)}: using {path.name} before it." for one, why in passed_over]
+            found_one = found, path.name
+            break
         passed_over.append((path, str(reason)))
-    notes = [f"{_set_aside(path, reason)}." for path, reason in passed_over]
+    said = [_set_aside(*one) if set_aside else f"{one[0].name} {one[1]}" for one in passed_over]
+    if found_one is not None:
+        checkpoint, name = found_one
+        return checkpoint, [f"{sentence}: using {name} before it." for sentence in said]
+    notes = [f"{sentence}." for sentence in said]
     return None, [*notes, "no checkpoint is usable: starting again from round 0."] if notes else []
 
 

@@ -74,7 +74,7 @@ def second_at_labels(second_SNC: Tensor | None, data: Examples) -> Tensor | None
         return None
     check_tensor("the second expert's log-probabilities", second_SNC, (*data.y.shape, second_SNC.shape[-1]))
     if int(data.y.max() if data.y.numel() else 0) >= second_SNC.shape[-1]:
-        raise DataError(f"the second expert answers for {second_SNC.shape[-1]} classes only.")
+        raise DataError(f"the second expert predicts {second_SNC.shape[-1]} classes only.")
     return second_SNC.gather(-1, data.y.unsqueeze(-1)).squeeze(-1).contiguous()
 
 

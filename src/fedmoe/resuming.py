@@ -1,0 +1,72 @@
+"""A session and its folder: what makes a run the same run, what a checkpoint holds, and which one is gone on from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedmoe.assembly import Parts
+from fedmoe.engines.manifest import Manifest
+from fedmoe.engines.session import Session
+from fedmoe.engines.steps import STEPS
+from fedmoe.result import versions
+from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
+from fedmoe.storage.rundir import RunDirectory
+
+
+def record_run(run: RunDirectory, parts: Parts) -> str:
+    """Record what makes this run what it is, or check that the folder belongs to the same; the run's id."""
+    recorded = {
+        "split_digest": parts.federation.digest,
+        "modules": {network.name: network.fingerprint for network in (parts.expert, parts.gate)},
+        "frozen_weights": {network.name: network.frozen_digest for network in (parts.expert, parts.gate)},
+        "versions": versions(),
+    }
+    known = run.record_config({**parts.config.model_dump(mode="json"), "recorded": recorded})
+    run_id: str = known["recorded"]["run_id"]
+    return run_id
+
+
+def checkpoint_session(run: RunDirectory, run_id: str, session: Session) -> None:
+    note = {
+        "manifest": session.manifest.for_checkpoint(),
+        "evaluation": session.evaluation_manifest.for_checkpoint(),
+        "metrics": run.metrics_state(),
+    }
+    save_checkpoint(run.checkpoints, Checkpoint(session.step, session.server, note), run_id)
+    session.drop_superseded(oldest_round(run.checkpoints))
+
+
+def newest_checkpoint(
+    run: RunDirectory, run_id: str, session: Session, *, set_aside: bool = True
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest one whose metrics and private states are there; sentences about those that were passed over."""
+
+    def unusable(checkpoint: Checkpoint) -> str | None:
+        return run.check_metrics(*checkpoint.note["metrics"]) or _missing_states(run, session, checkpoint)
+
+    return load_newest(run.checkpoints, session.algorithm.server_type, run_id, unusable, set_aside=set_aside)
+
+
+def _missing_states(run: RunDirectory, session: Session, checkpoint: Checkpoint) -> str | None:
+    """Why the private states are not those that the checkpoint relies on, or None."""
+    if not session.algorithm.keeps_client_state:
+        return None
+    missing = session.missing_states(steps_in(run, checkpoint))
+    return f"relies on private states of clients {missing[:5]} that are not there" if missing else None
+
+
+def steps_in(run: RunDirectory, checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
+    """The records of all steps up to a checkpoint, from the metrics that it vouches for."""
+    return [event for event in run.read_metrics(checkpoint.note["metrics"][0]) if event["event"] in STEPS]
+
+
+def resume_session(run: RunDirectory, session: Session, checkpoint: Checkpoint | None) -> list[dict[str, Any]]:
+    """Bring a session to where the checkpoint left it; the events up to there. What came after is computed again."""
+    run.truncate_metrics(checkpoint.note["metrics"][0] if checkpoint else 0)
+    if checkpoint is None:
+        return []
+    records = steps_in(run, checkpoint)
+    session.manifest = Manifest(checkpoint.note["manifest"])
+    session.manifest.replay(record["sent"] for record in records)
+    session.evaluation_manifest = Manifest(checkpoint.note["evaluation"])
+    session.resume(checkpoint.round, checkpoint.server, records)
+    return run.read_metrics()
