@@ -186,12 +186,11 @@ def test_words_come_from_opted_in_rows_of_training_clients_only():
 
 def test_a_validation_that_is_named_like_an_exchange_of_the_round_is_refused():
     """Who sent an update and who only validated could not be told from the records of a round."""
-    networks = assembly.build_networks(model(), own(), None, None)
-    plain = assembly.find("fedavg")
+    plain = CATALOG["fedavg"]
 
     def factory(setup):
         made = plain.factory(plain.config(), setup)
         return made._replace(validation=made.validation._replace(exchange=made.round[0]))
 
     with pytest.raises(ConfigError, match="share a name"):
-        assembly.build_algorithm(config(), own(), networks, "sequential", factory)
+        assembly.build(config(), federation=own(), algorithm=factory)

@@ -106,6 +106,28 @@ def test_where_not_everyone_is_asked_the_folder_counts_opted_in_records_alone(tm
     assert result.data["class_counts"][OPTED_OUT] == [0, 0, 0] != result.data["class_counts"][0]
 
 
+def test_where_not_everyone_is_asked_the_folder_has_no_digest_of_opted_out_records(tmp_path: Path) -> None:
+    """A digest of a few records could be guessed by trying."""
+
+    def recorded(value: float, asked: Any) -> str:
+        x, y = torch.ones(30, 4).cumsum(0), torch.arange(30) % 3
+        private = {"open": (x, y), "private": (x.index_fill(0, torch.tensor([4]), value), y)}
+        config = {
+            "schedule": {"rounds": 1, "clients_per_round": "all"},
+            "algorithm": {"name": "fedavg"},
+            "evaluation": {"clients_asked": asked},
+        }
+        federation = fedmoe.federation_from_clients(private, opted_out={"private": True})
+        options = {"federation": federation, "expert": make_expert, "gate": make_gate}
+        result = fedmoe.run(config, directory=tmp_path / f"{value}{asked}", **options)
+        digest = result.data["split_digest"]
+        assert digest in (result.directory / "config.toml").read_text()
+        return str(digest)
+
+    assert recorded(1.0, "opted_in") == recorded(2.0, "opted_in")
+    assert recorded(1.0, "all") != recorded(2.0, "all")
+
+
 def test_names_of_clients_stand_in_what_a_run_leaves(tmp_path: Path) -> None:
     clients = {name: (torch.randn(30, 4), torch.arange(30) % 3) for name in ("north", "south")}
     federation = fedmoe.federation_from_clients(clients)

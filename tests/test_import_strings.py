@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedmoe
-from fedmoe import assembly, import_strings
+from fedmoe import assembly, federations, import_strings
 from fedmoe.config import parse_config, read_config
 from fedmoe.data.dataset import Dataset
 from fedmoe.errors import ConfigError, RunError
@@ -123,7 +123,7 @@ class TestData:
     def test_the_folder_is_relative_to_the_config(self, tmp_path: Path) -> None:
         (tmp_path / "size.txt").write_text("150")
         (tmp_path / "mine.toml").write_text('data = { name = "somebodys_parts:table", folder = "." }')
-        made, _ = assembly._data(read_config(tmp_path / "mine.toml"))
+        made, _ = federations._data(read_config(tmp_path / "mine.toml"))
         assert isinstance(made, Dataset) and len(made.train.y) == 150
 
     def test_other_data_have_no_such_settings(self) -> None:

@@ -44,6 +44,12 @@ class Parts:
         assert backend != "auto"
         return backend
 
+    @property
+    def data_digest(self) -> str:
+        """What a run folder records of the data: of opted-in records alone, where not everyone is asked for scores."""
+        of_all = self.config.evaluation.clients_asked == "all" or not self.federation.opted_in_digest
+        return self.federation.digest if of_all else self.federation.opted_in_digest
+
     def fallback_notes(self) -> list[str]:
         """What of the local training is not whole epochs in the native kernels, and why; trains one client briefly."""
         if self.backend != "native":

@@ -118,10 +118,10 @@ def _open(
     table = run.read_config()
     recorded = table.pop("recorded")
     parts = assembly.build(parse_config(table), federation=federation, expert=expert, gate=gate)
-    if parts.federation.digest != recorded.get("split_digest"):
+    if parts.data_digest != recorded.get("split_digest"):
         raise RunError(
             f"{run.path} was trained on other data than its config gives now (split {recorded.get('split_digest')!r}, "
-            f"not {parts.federation.digest!r}). Bring the data back, or call fedmoe.audit.audit_labels with your data."
+            f"not {parts.data_digest!r}). Bring the data back, or call fedmoe.audit.audit_labels with your data."
         )
     run_id = record_run(run, parts)  # which refuses other modules
     with _session_on_a_copy(parts, run, run_id) as session:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmoe.algorithm_choice import AlgorithmChoice
+from fedmoe.algorithms.catalog import find
 from fedmoe.config import ExperimentConfig
 from fedmoe.errors import ConfigError
 from fedmoe.experiment import Event, never, run_events
@@ -69,5 +70,9 @@ def _require_seeds(seeds: Sequence[int]) -> None:
 
 
 def _rounds_key(choice: AlgorithmChoice, seed: int) -> tuple[Any, ...] | None:
+    """Of what the rounds depend on: the settings that the algorithm shares with the one whose rounds it has."""
     rounds = choice.entry.rounds
-    return None if rounds is None else (rounds, seed, repr(choice.options()))
+    if rounds is None:
+        return None
+    options = choice.options()
+    return rounds, seed, *(repr(getattr(options, name)) for name in find(rounds).config.__dataclass_fields__)

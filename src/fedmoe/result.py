@@ -107,7 +107,7 @@ def _shown(parts: Parts) -> dict[str, Any]:
     else:
         counts = [_class_counts(federation, client) for client in range(min(federation.num_clients, SHOWN_CLIENTS))]
         names = list(source.class_names) or [str(label) for label in range(federation.num_classes)]
-    return {"split_digest": federation.digest, "class_counts": counts, "class_names": names}
+    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names}
 
 
 def _class_counts(federation: Federation, client: ClientId) -> list[int]:

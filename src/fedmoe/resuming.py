@@ -15,7 +15,7 @@ from fedmoe.storage.rundir import RunDirectory
 def record_run(run: RunDirectory, parts: Parts) -> str:
     """Record what makes this run what it is, or check that the folder belongs to the same; the run's id."""
     recorded = {
-        "split_digest": parts.federation.digest,
+        "split_digest": parts.data_digest,
         "modules": {network.name: network.fingerprint for network in (parts.expert, parts.gate)},
         "frozen_weights": {network.name: network.frozen_digest for network in (parts.expert, parts.gate)},
         "versions": versions(),

@@ -2,25 +2,33 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
-from builders import Around, make_gate, tiny_config, tiny_federation
+from builders import Around, make_gate, tiny_config, tiny_federation, tiny_setup
 from contract.probes import PROBES
-from contract.test_resume import ALGORITHMS, WITH_STATE, end_state, stop_at_question
 from fedmoe import experiment, wire
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import EvaluationConfig
 from fedmoe.errors import Stopped
 from fedmoe.experiment import never, run_events
 from fedmoe.result import Result
+from fedmoe.testing.resume import end_state
 
 ROUNDS = 6
+ALGORITHMS = {name: entry.factory(entry.config(), tiny_setup()) for name, entry in {**CATALOG, **PROBES}.items()}
+WITH_STATE = [name for name, algorithm in ALGORITHMS.items() if algorithm.keeps_client_state]
+
+
+def stop_at_question(number: int) -> Callable[[], bool]:
+    asked = count(1)
+    return lambda: next(asked) >= number
 
 
 class Lossy(Around):

@@ -57,6 +57,7 @@ class Federation:
     load: Callable[[ClientId], ClientDataset]
     names: Sequence[str] | None = None
     digest: str = ""  # of the split: two runs with the same one saw the same data
+    opted_in_digest: str = ""  # the same over opted-in records alone, where `digest` is over the records themselves
     vocabulary_size: int | None = None  # of texts: how many ids there are, padding (0) included
     # What else is known of every training and validation example, in `Examples.extra`: names, and how many values.
     side_values: Mapping[str, int] = field(default_factory=dict)

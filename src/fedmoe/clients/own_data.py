@@ -89,6 +89,7 @@ def federation_from_clients(
         load=[one.records for one in everyone].__getitem__,
         names=names,
         digest=_digest(num_clients, [one.records for one in everyone], shared_test),
+        opted_in_digest=_digest(num_clients, [_opted_in(one.records) for one in everyone[:num_clients]], shared_test),
         side_values=_side_values(side_values or {}, sharing, parts),
     )
 
@@ -224,6 +225,14 @@ def _require_known(whose: str, names: Collection[str], known: Collection[str]) -
             near = difflib.get_close_matches(str(name), known, 1, cutoff=0.4)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(map(repr, known)) or 'none'}."
             raise DataError(f"{whose}: the name {name!r} is not known. {hint}")
+
+
+def _opted_in(one: Records) -> Records:
+    """Without any record that its owner opted out, and without test records, which say nothing of that."""
+    train, validation = take(one.train, one.train_opted_in), take(one.validation, one.validation_opted_in)
+    nobody = one.test._replace(x=one.test.x[:0], y=one.test.y[:0], counts=torch.tensor(0), extra={})
+    masks = one.train_opted_in[one.train_opted_in], one.validation_opted_in[one.validation_opted_in]
+    return Records(train, validation, nobody, *masks)
 
 
 def _digest(num_clients: int, records: Sequence[Records], shared: Examples) -> str:
