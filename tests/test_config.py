@@ -118,9 +118,7 @@ def test_a_whole_number_is_a_number(tmp_path):
     assert config.training.local.learning_rate == 1.0 and config.split.share == 1.0
 
 
-@pytest.mark.parametrize(
-    "name", ["../../evil", "..", ".", "", "/tmp/x", "a//b", "a/../b", "a/", "a\\b", "a\nb", "~", " "]
-)
+@pytest.mark.parametrize("name", ["../../evil", "..", ".", "", "/x", "a//b", "a/../b", "a/", "a\\b", "a\nb", "~", " "])
 def test_a_name_stays_below_runs(name):
     with pytest.raises(ConfigError, match="cannot name a folder below runs/"):
         parse_config({"name": name})

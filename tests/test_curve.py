@@ -8,7 +8,6 @@ import pytest
 
 from builders import make_expert, make_gate, read_private, tiny_config, tiny_federation, tiny_setup
 from contract.probes import PROBES
-from fedmoe import trees
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import EvaluationConfig, ExperimentConfig
 from fedmoe.engines.session import Session
@@ -17,8 +16,8 @@ from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.metrics import Score
 from fedmoe.experiment import run_events
 from fedmoe.result import Result
-from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
+from fedmoe.testing.resume import end_state
 
 RELEASING = [
     name for name, entry in {**CATALOG, **PROBES}.items() if entry.factory(entry.config(), tiny_setup()).release
@@ -48,16 +47,9 @@ def run(config: ExperimentConfig, directory: Path, **options: Any) -> Result:
 
 def trained(result: Result) -> dict[str, Any]:
     """What training came to, to the last bit."""
-    folder = RunDirectory(result.directory)
-    run_id = folder.read_config()["recorded"]["run_id"]
-    checkpoint, _ = load_newest(folder.checkpoints, result.algorithm.server_type, run_id)
-    return {
-        "server": trees.to_bytes(checkpoint.server) if checkpoint else None,
-        "private": read_private(folder.private_store),
-        "scores": result.data["scores"],
-        "manifest": {key: rows for key, rows in json.loads(folder.manifest.read_text()).items() if key in TRAINING},
-        "history": [{**event, "seconds": 0} for event in result.data["history"]],
-    }
+    state = end_state(result)
+    manifest = {key: rows for key, rows in json.loads(state["manifest"]).items() if key in TRAINING}
+    return {**{key: state[key] for key in ("server", "private", "scores", "history")}, "manifest": manifest}
 
 
 @pytest.mark.parametrize("name", CATALOG | PROBES)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def test_a_stored_run_says_what_made_it(path):
         assert run[key] not in (None, ""), key
     names, *rows = run["scores"]
     assert rows and all(len(row) == len(names) for row in rows)
-    assert "/work" not in path.read_text() and "/tmp" not in path.read_text() and "/home" not in path.read_text()
+    assert not re.search(r'["\s=]/\w', path.read_text()), "a path of the machine that made it"
 
 
 @pytest.mark.parametrize("path", RUNS[:1], ids=str)
@@ -57,9 +58,9 @@ def test_another_score_makes_another_table(path, tmp_path):
 
 
 def test_a_command_is_kept_without_the_folder_of_the_machine():
-    given = "fedmoe run a.toml --dir /tmp/x --set 'algorithm={name=\"fedavg\"}'"
+    given = "fedmoe run a.toml --dir /x --set 'algorithm={name=\"fedavg\"}'"
     assert results_page.portable(given) == "fedmoe run a.toml --set 'algorithm={name=\"fedavg\"}'"
-    assert results_page.portable("fedmoe run a.toml --dir=/tmp/x --set seed=1") == "fedmoe run a.toml --set seed=1"
+    assert results_page.portable("fedmoe run a.toml --dir=/x --set seed=1") == "fedmoe run a.toml --set seed=1"
 
 
 def test_a_finished_run_is_stored_and_read_back(tmp_path, monkeypatch):

@@ -97,8 +97,8 @@ class Session:
 
     def drop_superseded(self, durable_step: int) -> None:
         """Private state that no resume can ask for any more may go."""
-        versions = self._versions.superseded_by(durable_step) if self.algorithm.keeps_client_state else {}
-        if versions:
+        versions = self._versions.superseded_by(durable_step)
+        if versions and self.algorithm.keeps_client_state:
             self._messages.drop_superseded(versions)
 
     # After training
