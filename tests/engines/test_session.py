@@ -192,6 +192,34 @@ def test_an_abandoned_round_leaves_private_states_as_they_were(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["lg_fedavg", "private_expert"])
+def test_who_replied_to_an_abandoned_round_starts_from_where_it_was_before(name: str, tmp_path: Path) -> None:
+    """One reply of four is lost and four are needed: the states that the other three came to do not count."""
+    versions = named_versions(algorithm_named(name), tmp_path / "store", {2: [PLAIN]}, min_clients=len(PARTICIPANTS))
+    assert versions[3] == versions[2] and all(versions[2].values())
+
+
+class LosingTheSecond(Around):
+    """A transport that loses every reply to the second exchange of a round."""
+
+    def run(self, frames: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+        for index, reply in self.inner.run(frames):
+            if wire.unpack(frames[index])[0].get("index") != 1:
+                yield index, reply
+
+
+def test_a_round_that_is_abandoned_late_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+    """What the first exchange of the round came to does not count either."""
+    algorithm = make()
+    (train,) = algorithm.round
+    parts = tiny_parts(algorithm._replace(round=(train, train._replace(name="again"))))
+    with opened(parts, tmp_path / "store") as transport:
+        driver = Session(parts, LosingTheSecond(transport))
+        before = driver.server
+        assert driver.next_round().abandoned
+    assert driver.server is before
+
+
+@pytest.mark.parametrize("name", ["lg_fedavg", "private_expert"])
 def test_a_rejected_update_leaves_its_client_where_it_was(name: str, tmp_path: Path) -> None:
     algorithm = algorithm_named(name)
     versions = named_versions(algorithm, tmp_path / "store", {2: [PLAIN]})
@@ -205,7 +233,7 @@ def algorithm_named(name: str) -> Algorithm:
 
 
 def named_versions(
-    algorithm: Algorithm, store: Path, lost: Mapping[int, Sequence[ClientId]]
+    algorithm: Algorithm, store: Path, lost: Mapping[int, Sequence[ClientId]], **schedule: Any
 ) -> dict[int, dict[ClientId, int]]:
     """The state versions that messages of each round named, in its first exchange."""
     spies: list[Spy] = []
@@ -214,7 +242,7 @@ def named_versions(
         spies.append(Spy(transport))
         return Losing(spies[0], lost)
 
-    run_algorithm(algorithm, tiny_federation(), store, rounds=3, cohort_size=1, through=through)
+    run_algorithm(algorithm, tiny_federation(), store, rounds=3, cohort_size=1, through=through, **schedule)
     asked = [wire.unpack(frame)[0] for frame in spies[0].received]
     rounds: dict[int, dict[ClientId, int]] = {}
     for header in asked:
