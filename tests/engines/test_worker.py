@@ -1,5 +1,6 @@
 """The client's side: what it sends is decided by its own copy of the rules, whatever a request asks for."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,19 @@ def test_unknown_work_is_refused_in_words(tmp_path: Path) -> None:
     frame, algorithm = asked("fedavg", tmp_path / "store", "round")
     worker = Worker(tiny_parts(algorithm), tmp_path / "own", RUN_ID)
     assert "'close'; known: exchange" in reply(worker, frame, do="close")["message"]
+
+
+@pytest.mark.parametrize(("asked_here", "sends"), [("all", True), ("none", False)])
+def test_scores_are_not_sent_where_the_clients_own_config_does_not_say_so(
+    asked_here: Any, sends: bool, tmp_path: Path
+) -> None:
+    algorithm = CATALOG["fedavg"].factory(CATALOG["fedavg"].config(), tiny_setup())
+    _, spy = run_spied(algorithm, tiny_federation(), tmp_path / "store")
+    frame = next(frame for frame in spy.received if wire.unpack(frame)[0]["do"] == "score")
+    parts = tiny_parts(algorithm)
+    evaluation = parts.config.evaluation.model_copy(update={"clients_asked": asked_here})
+    config = parts.config.model_copy(update={"evaluation": evaluation})
+    said = reply(Worker(replace(parts, config=config), tmp_path / "own", RUN_ID), frame)
+    assert ("groups" in said) == sends
+    if not sends:
+        assert "evaluation.clients_asked says so" in said["message"]
