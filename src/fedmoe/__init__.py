@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedmoe.clients.federation import Federation
     from fedmoe.clients.own_data import federation_from_clients
     from fedmoe.data.dataset import Dataset, Table
+    from fedmoe.loading import load
     from fedmoe.partition.split import Shards, Split
     from fedmoe.result import Result
 
@@ -34,6 +35,7 @@ __all__ = [
     "Table",
     "build",
     "federation_from_clients",
+    "load",
     "run",
 ]
 
@@ -48,6 +50,7 @@ _HOMES = {
     "Table": "fedmoe.data.dataset",
     "build": "fedmoe.api",
     "federation_from_clients": "fedmoe.clients.own_data",
+    "load": "fedmoe.loading",
     "run": "fedmoe.api",
 }
 

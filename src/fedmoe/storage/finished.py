@@ -33,7 +33,7 @@ def changed_since_finished(run: RunDirectory, run_id: str) -> list[str] | None:
 
 
 def _marked(run: RunDirectory) -> tuple[Path, ...]:
-    return run.results, run.manifest, run.metrics
+    return run.results, run.manifest, run.metrics, run.federation, run.delivery
 
 
 def _digest(path: Path) -> str | None:
