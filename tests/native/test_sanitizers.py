@@ -13,6 +13,7 @@ NATIVE_TESTS = (
     "tests/native/test_kernel.py",
     "tests/training/test_native_epochs.py",
     "tests/training/test_trained_names.py",
+    "tests/training/test_against_torch.py",
     "tests/training/test_mixed_weights.py",
     "tests/algorithms/test_fedmix_native.py",
 )
