@@ -173,6 +173,24 @@ struct MixedWeightsStep {
   }
 };
 
+// Copies of one network, each with the cross-entropy of every example times that copy's weight for it.
+struct WeightedCopiesStep {
+  double operator()(std::vector<Member>& copies, const Client& client, const Batch& at) const {
+    const float* weights = *(const float* const*)client.inputs;  // (examples, copies)
+    int64_t batch = at.rows.size(), classes = copies[0].last().out_size();
+    double loss = 0;
+    for (size_t m = 0; m < copies.size(); m++) {
+      copies[m].forward(at.rows);
+      for (int64_t b = 0; b < batch; b++) {
+        float *scores = copies[m].scores + b * copies[m].stride(), weight = weights[at.order[b] * copies.size() + m];
+        loss += weight * cross_entropy(&scores, classes, client.y[at.order[b]], weight / batch);
+      }
+      copies[m].backward(at.rows);
+    }
+    return loss / batch;
+  }
+};
+
 // FedMix's experts, gate and q together over a batch; a pruned expert is neither computed nor trained.
 struct FedMixStep {
   const FedMixSettings& settings;
