@@ -1,6 +1,7 @@
 """The table of a comparison for a README."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
@@ -26,7 +27,7 @@ def markdown_table(results: Sequence[RunRecord]) -> str:
 
 def class_blocks(results: Sequence[RunRecord], rows: Sequence[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Of each metric that is measured per class: its title, the names of classes, and cells by method."""
-    classes = next((run["class_names"] for run in results if run.get("class_names")), [])
+    classes: Sequence[Any] = next((run["class_names"] for run in results if run.get("class_names")), [])
     blocks = []
     for metric in dict.fromkeys(name for row in rows for name in row["by_class"]):
         shown = [
