@@ -128,7 +128,10 @@ def num_steps(settings: LocalTraining, counts_S: Tensor) -> Tensor:
 
 
 def control_change(shared: Broadcast, model_S: Tensors, moved_S: Tensor) -> Tensors:
-    """Option II: c_i+ - c_i = (x - y_i) / (K_i eta) - c; `moved_S` is K_i eta, the sum of rates. Nothing for a client without a step."""
+    """Option II: c_i+ - c_i = (x - y_i) / (K_i eta) - c; `moved_S` is K_i eta, the sum of the rates.
+
+    Nothing for a client without a step.
+    """
 
     def change(x_S: Tensor, y_S: Tensor, c_S: Tensor) -> Tensor:
         length_S = moved_S.view(-1, *[1] * (x_S.dim() - 1))

@@ -34,8 +34,8 @@ class RateSchedule:
         for key, kind in (("every", "step"), ("over", "cosine")):
             if getattr(self, key) is not None and self.kind != kind:
                 raise ConfigError(
-                    f"a learning rate of kind {self.kind!r} has no {key!r}, which is for {kind!r}. Set kind = {kind!r}, "
-                    f"or remove {key}."
+                    f"a learning rate of kind {self.kind!r} has no {key!r}, which is for {kind!r}. Remove one of "
+                    f"the two."
                 )
 
     @property
