@@ -128,7 +128,7 @@ def build_algorithm(
     _require_images(config, federation)
     setup = AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend),
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds),
         local=LocalTrainer(config.training.local, backend),
         personal=LocalTrainer(config.training.personal, backend),
         clients_per_round=None if wanted == "all" else wanted,

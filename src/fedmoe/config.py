@@ -64,6 +64,16 @@ class TrainingConfig(Section):
     local: LocalTraining = LocalTraining(epochs=100)
     personal: LocalTraining = LocalTraining(epochs=100, learning_rate=5e-4)
 
+    @model_validator(mode="after")
+    def _only_rounds_are_counted(self) -> "TrainingConfig":
+        for stage in ("local", "personal"):
+            if getattr(self, stage).rate_over_rounds is not None:
+                raise ConfigError(
+                    f"training.{stage}.rate_over_rounds is set, but this stage is no part of the rounds: its learning "
+                    "rate can change over local steps. Set rate_over_steps instead."
+                )
+        return self
+
 
 class ScheduleConfig(Section):
     rounds: PositiveInt = 50
