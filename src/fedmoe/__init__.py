@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedmoe.assembly import Parts
     from fedmoe.clients.federation import Federation
     from fedmoe.clients.own_data import federation_from_clients
+    from fedmoe.clients.own_table import federation_from_table
     from fedmoe.data.dataset import Dataset, Table
     from fedmoe.loading import load
     from fedmoe.partition.split import Shards, Split
@@ -35,6 +36,7 @@ __all__ = [
     "Table",
     "build",
     "federation_from_clients",
+    "federation_from_table",
     "load",
     "run",
 ]
@@ -50,6 +52,7 @@ _HOMES = {
     "Table": "fedmoe.data.dataset",
     "build": "fedmoe.api",
     "federation_from_clients": "fedmoe.clients.own_data",
+    "federation_from_table": "fedmoe.clients.own_table",
     "load": "fedmoe.loading",
     "run": "fedmoe.api",
 }

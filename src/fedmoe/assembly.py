@@ -38,7 +38,7 @@ class Parts:
     cohort_size: int | Callable[[int], int]  # how many clients are computed together, of how many that take part
     source: BuiltFederation
     setup: AlgorithmSetup  # what the algorithm was made with
-    metrics: Mapping[str, Metric] = field(default_factory=dict)  # of the user's own, beside accuracy and loss
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
 
     @property
@@ -69,7 +69,7 @@ class Parts:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return self.source.class_names or tuple(map(str, range(self.federation.num_classes)))
+        return self.federation.class_names or tuple(map(str, range(self.federation.num_classes)))
 
     def fallback_notes(self) -> list[str]:
         """What of the local training is not whole epochs in the native kernels, and why; trains one client briefly."""
@@ -109,7 +109,7 @@ def build(
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
     title = config.algorithm.label or config.algorithm.entry.title
-    metrics = load_metrics(config.evaluation.metrics)
+    metrics = load_metrics(config.evaluation.metrics, whole.num_classes)
     return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes))
 
 
@@ -120,9 +120,10 @@ def build_without_data(
     federation = federation_without_data(facts)
     networks = make_networks(config.model, federation, expert, gate)
     setup = build_setup(config, federation, facts.unlabelled_new_clients, networks, "sequential")
-    source = BuiltFederation(federation, class_names=facts.class_names)
     title = config.algorithm.label or config.algorithm.entry.title
-    return Parts(config, federation, *networks, build_algorithm(config, setup), title, 1, source, setup)
+    return Parts(
+        config, federation, *networks, build_algorithm(config, setup), title, 1, BuiltFederation(federation), setup
+    )
 
 
 def build_networks(
@@ -166,7 +167,7 @@ def build_setup(
     wanted = config.schedule.clients_per_round
     return AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend),
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds),
         local=LocalTrainer(config.training.local, backend),
         personal=LocalTrainer(config.training.personal, backend),
         clients_per_round=None if wanted == "all" else wanted,

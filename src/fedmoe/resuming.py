@@ -15,6 +15,9 @@ from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, sa
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
 
+# Sections that gain settings from version to version; none of these is None but by default.
+GROWING = {"training", "schedule", "evaluation", "engine"}
+
 
 def record_run(run: RunDirectory, parts: Parts) -> str:
     """Record what makes this run what it is, or check that the folder belongs to the same; the run's id."""
@@ -24,8 +27,9 @@ def record_run(run: RunDirectory, parts: Parts) -> str:
         "frozen_weights": {network.name: network.frozen_digest for network in (parts.expert, parts.gate)},
         "versions": versions(),
     }
-    known = run.record_config({**parts.config.model_dump(mode="json"), "recorded": recorded})
-    run.write_json(run.federation, facts_of(parts.federation, parts.class_names).as_json())
+    asked = {**parts.config.model_dump(mode="json"), "recorded": recorded}
+    known = run.record_config(asked, ExperimentConfig().model_dump(mode="json", include=GROWING))
+    run.write_json(run.federation, facts_of(parts.federation).as_json())
     run_id: str = known["recorded"]["run_id"]
     return run_id
 

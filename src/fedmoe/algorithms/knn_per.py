@@ -48,7 +48,9 @@ def knn_per(config: KnnPerConfig, setup: AlgorithmSetup) -> Algorithm:
         personal_type=PersonalState,
         personalize=lambda b, _client, _personal, data, _rng: memorize(config, setup, b, data),
         predict=lambda b, _client, personal, x: predict(config, setup, b, personal, x),
-        expert_weights=lambda _b, _c, personal, x: shares_of_two(personal.share.expand(x.shape[0]), "neighbors", "model"),
+        expert_weights=lambda _b, _c, personal, x: shares_of_two(
+            personal.share.expand(x.shape[0]), "neighbors", "model"
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedmoe.clients.federation import Federation, examples
 from fedmoe.core_types import ClientId
+from fedmoe.data.tables import TableSchema
 from fedmoe.errors import RunError
 from fedmoe.partition.split import Indices
 
@@ -28,12 +29,13 @@ class FederationFacts:
     side_values: Mapping[str, int]
     unlabelled_new_clients: tuple[ClientId, ...]
     pooled: ClientId | None
+    table: dict[str, Any] | None  # `data.tables.TableSchema`
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def facts_of(federation: Federation, class_names: tuple[str, ...]) -> FederationFacts:
+def facts_of(federation: Federation) -> FederationFacts:
     return FederationFacts(
         num_clients=federation.num_clients,
         num_unseen=federation.num_unseen,
@@ -41,12 +43,13 @@ def facts_of(federation: Federation, class_names: tuple[str, ...]) -> Federation
         input_shape=federation.input_shape,
         input_dtype=str(federation.input_dtype).removeprefix("torch."),
         participants=_ranges(federation.participants),
-        class_names=class_names,
+        class_names=federation.class_names,
         names=None if federation.names is None else list(federation.names),
         vocabulary_size=federation.vocabulary_size,
         side_values=dict(federation.side_values),
         unlabelled_new_clients=unlabelled_new_clients(federation),
         pooled=federation.pooled,
+        table=None if federation.table is None else federation.table.to_dict(),
     )
 
 
@@ -87,6 +90,8 @@ def federation_without_data(facts: FederationFacts) -> Federation:
         vocabulary_size=facts.vocabulary_size,
         side_values=facts.side_values,
         pooled=facts.pooled,
+        class_names=facts.class_names,
+        table=None if facts.table is None else TableSchema.from_dict(facts.table),
     )
 
 
