@@ -63,7 +63,7 @@ def test_in_a_fresh_process_without_data_every_algorithm_predicts_bit_for_bit_th
     for name in CATALOG:
         home = tmp_path / name
         result = run(home / "run", name)
-        predicted = {str(client): result.personal_model(client)(ASKED).detach() for client in range(7)}
+        predicted = {str(client): result.personal_model(client)(ASKED) for client in range(7)}
         save_file({"x": ASKED, **predicted}, home / "wanted.safetensors")
     command = [sys.executable, "-c", IN_A_FRESH_PROCESS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -140,7 +140,7 @@ class TestWhatCannotBeLoaded:
 
     def test_a_run_that_is_not_finished(self, folder):
         (folder / "finished.json").unlink()
-        with pytest.raises(RunError, match="is not finished. Run it to its end first"):
+        with pytest.raises(RunError, match=r"is not finished\. Run it to its end first"):
             fedmoe.load(folder)
 
     @pytest.mark.parametrize("name", ["results.json", "federation.json", "metrics.jsonl"])
@@ -151,7 +151,7 @@ class TestWhatCannotBeLoaded:
 
     def test_a_run_without_its_last_checkpoint(self, folder):
         sorted((folder / "checkpoints").iterdir())[-1].unlink()
-        with pytest.raises(RunError, match="the last checkpoint .* is not there: 1 of 2 steps are"):
+        with pytest.raises(RunError, match=r"the last checkpoint .* is not there: 1 of 2 steps are"):
             fedmoe.load(folder)
 
     def test_a_client_whose_private_state_is_not_there(self, folder):

@@ -48,7 +48,8 @@ class PersonalModel(nn.Module):
     """``model(x)``: probabilities (B, classes) of a batch, (classes,) of one row; tensors or NumPy arrays.
 
     Parameters are named as in the expert and the gate, below the part of the algorithm's state that they belong to:
-    ``specialist.conv1.weight``. A stack of experts has a leading axis. All other numbers of a state are buffers.
+    ``specialist.conv1.weight``. A stack of experts has a leading axis. All other numbers of a state are buffers. The
+    model comes ready to predict, in eval mode and without gradients; to train it further call ``requires_grad_()``.
     """
 
     def __init__(self, predictor: Predictor, states: Mapping[str, Tree | None], facts: ModelFacts) -> None:
@@ -71,13 +72,7 @@ class PersonalModel(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor | NDArray[Any]) -> Tensor:
-        if isinstance(x, Tensor):
-            return self._probabilities(x)
-        with torch.no_grad():
-            return self._probabilities(self.as_inputs(x))
-
-    def _probabilities(self, x: Tensor) -> Tensor:
-        batch, one_row = self._batch(x)
+        batch, one_row = self._batch(x if isinstance(x, Tensor) else self.as_inputs(x))
         probabilities_BC = self._predictor.algorithm.predict(*self._states(), batch).exp()
         return probabilities_BC[0] if one_row else probabilities_BC
 
@@ -126,7 +121,7 @@ class PersonalModel(nn.Module):
                 owner.add_module(parent, Weights())
             owner = owner.get_submodule(parent)
         if is_weight and tensor.is_floating_point():
-            owner.register_parameter(last, nn.Parameter(tensor.detach().clone()))
+            owner.register_parameter(last, nn.Parameter(tensor.detach().clone(), requires_grad=False))
         else:
             owner.register_buffer(last, tensor.detach().clone())
         return ".".join([*parents, last])
