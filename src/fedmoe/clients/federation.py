@@ -83,6 +83,11 @@ class Federation:
             return list(self.names).index(client)
         return client
 
+    def class_counts(self, client: ClientId) -> Tensor:
+        """(C,): of opted-in training records; what the others are private about stays with their client."""
+        records = self.load(client)
+        return torch.bincount(records.train.y[records.train_opted_in], minlength=self.num_classes)
+
     def data(self, clients: Sequence[ClientId], *, opted_in_only: bool) -> ClientData:
         """The cohort's examples side by side. What leaves a client is computed from its opted-in records alone."""
         records = [self.load(client) for client in clients]
