@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
@@ -21,6 +21,7 @@ from fedmoe.models.catalog import build_model
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
+from fedmoe.training.class_weights import balanced_weights, explicit_weights
 from fedmoe.training.fallbacks import fallback_note
 from fedmoe.training.local import LocalTrainer
 
@@ -101,7 +102,8 @@ def build(
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
     networks = build_networks(config.model, whole, expert, gate)
     backend = resolve_backend(config, networks)
-    setup = build_setup(config, whole, unlabelled_new_clients(whole), networks, backend)
+    weights = class_weights(config, whole)
+    setup = build_setup(config, whole, unlabelled_new_clients(whole), networks, backend, weights)
     made = build_algorithm(config, setup)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
     if config.schedule.release and made.release is None:
@@ -162,14 +164,16 @@ def build_setup(
     unlabelled_new_clients: tuple[ClientId, ...],
     networks: tuple[Network, Network],
     backend: Backend,
+    weights: tuple[float, ...] | None = None,
 ) -> AlgorithmSetup:
+    """`weights` are those of classes."""
     _require_images(config, federation)
     wanted = config.schedule.clients_per_round
     return AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds),
-        local=LocalTrainer(config.training.local, backend),
-        personal=LocalTrainer(config.training.personal, backend),
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, class_weights=weights),
+        local=LocalTrainer(config.training.local, backend, class_weights=weights),
+        personal=LocalTrainer(config.training.personal, backend, class_weights=weights),
         clients_per_round=None if wanted == "all" else wanted,
         num_clients=federation.num_clients,
         num_participants=len(federation.participants),
@@ -188,6 +192,18 @@ def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorith
     algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
     _require_names(config.algorithm.name, algorithm)
     return algorithm
+
+
+def class_weights(config: ExperimentConfig, federation: Federation) -> tuple[float, ...] | None:
+    """Balanced ones are counted over what may be shared: opted-in training rows of clients that take part."""
+    given = config.training.class_weights
+    if given is None:
+        return None
+    if given != "balanced":
+        return explicit_weights(given, federation.num_classes, federation.class_names)
+    counts = sum(federation.class_counts(int(client)) for client in federation.participants)
+    assert isinstance(counts, Tensor)
+    return balanced_weights(counts.tolist())
 
 
 def _require_names(name: str, algorithm: Algorithm) -> None:
