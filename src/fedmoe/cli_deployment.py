@@ -50,6 +50,37 @@ def predict_command(
         console.print(f"{len(predictions.classes)} rows: {to}", highlight=False, markup=False)
 
 
+def export_command(
+    run: RunFolder,
+    client: Client,
+    to: Annotated[Path, typer.Option(parser=path, metavar="FOLDER", help="Where the files go.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(parser=path, metavar="FILE", help="Rows to check the programs on; default: random ones."),
+    ] = None,
+    expert: Expert = None,
+    gate: Gate = None,
+    algorithm: Algorithm = None,
+) -> None:
+    """A client's model as files that run without fedmoe: safetensors, a torch.export program, ONNX, a model card.
+
+    Every program is run against the run's own model before it is left there. ONNX needs `pip install 'fedmoe[export]'`.
+
+    Example: fedmoe export runs/wards --client north --to models/north --data new_patients.csv
+    """
+    from fedmoe.deployment.export import export
+    from fedmoe.deployment.predictions import reader_of
+
+    result = open_run(run, expert, gate, algorithm)
+    made = export(result, client, to, reader_of(result).file(data) if data else None)
+    for name in made.files:
+        console.print(str(made.folder / name), highlight=False, markup=False)
+    for name, why in made.left_out.items():
+        console.print(f"{name} is left out: {why}.", style="yellow", highlight=False, markup=False)
+    if not {"model.pt2", "model.onnx"} <= made.left_out.keys():
+        console.print(f"Probabilities agree with the run's own model on {made.checked_on}.", highlight=False)
+
+
 def open_run(run: Path, expert: str | None, gate: str | None, algorithm: str | None) -> "Result":
     """A finished run; parts of the user's own by import strings."""
     from fedmoe import import_strings
@@ -62,3 +93,4 @@ def open_run(run: Path, expert: str | None, gate: str | None, algorithm: str | N
 
 def add_commands(app: typer.Typer) -> None:
     app.command(name="predict")(predict_command)
+    app.command(name="export")(export_command)
