@@ -105,12 +105,12 @@ class Messenger:
         self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
     ) -> Iterator[list[Score]]:
         """Client by client, of the models before personalisation and, with a `final` version, after it."""
-        reply_to = f"score:{step}"
+        reply_to, answers = f"score:{step}", tuple(self.algorithm.scored_answers)
         header = {"do": "score", "final": final, "send": True, "reply_to": reply_to}
         lost = set(delivered)
         for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
             lost -= set(cohort.clients)
-            yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients, self.metrics)
+            yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients, self.metrics, answers)
         for client in sorted(lost):
             manifest.reject(step, "score", client, str(NO_REPLY.rejection))
 

@@ -25,10 +25,20 @@ class Score(NamedTuple):
     loss: float  # mean negative log-likelihood
     examples: int
     metrics: Mapping[str, float] = {}  # of the user's own, by name; NaN where one is not defined
+    answer: str = ""  # which of the algorithm's answers, where it has several
+    chosen: bool = False  # the candidate that the client chose
 
     def as_dict(self) -> dict[str, Any]:
-        """As results store it: without metrics where there are none."""
-        return {key: value for key, value in self._asdict().items() if key != "metrics" or value}
+        """As results store it: without what is empty for most."""
+        return {key: value for key, value in self._asdict().items() if key not in _MAY_BE_EMPTY or value}
+
+    @property
+    def place(self) -> tuple[int, bool, str, str, str]:
+        """What no two scores of a run share: their order."""
+        return self.client, self.unseen, self.model, self.data, self.answer
+
+
+_MAY_BE_EMPTY = ("metrics", "answer", "chosen")
 
 
 def load_metrics(names: Sequence[str]) -> dict[str, Metric]:
@@ -43,11 +53,17 @@ def load_metrics(names: Sequence[str]) -> dict[str, Metric]:
 
 
 def score_examples(
-    predict: Callable[[Tensor], Tensor], rows: Examples, metrics: Mapping[str, Metric] | None = None
+    predict: Callable[[Tensor], Tensor],
+    rows: Examples,
+    metrics: Mapping[str, Metric] | None = None,
+    batch_size: int | None = None,
 ) -> tuple[float, float, int, dict[str, float]]:
-    """The last fields of a Score: accuracy, mean negative log-likelihood, how many examples, and the metrics."""
+    """Further fields of a Score: accuracy, mean negative log-likelihood, how many examples, and the metrics.
+
+    Rows are answered so many together where their answers depend on one another, else as many as are fast.
+    """
     with torch.no_grad():
-        log_probs_NC = torch.cat([predict(x) for x in rows.x.split(CHUNK)])
+        log_probs_NC = torch.cat([predict(x) for x in rows.x.split(batch_size or CHUNK)])
     correct = (log_probs_NC.argmax(1) == rows.y).double().mean()
     likelihood = log_probs_NC.gather(1, rows.y[:, None]).double().mean()
     others = {name: _number(name, metric(log_probs_NC, rows.y)) for name, metric in (metrics or {}).items()}

@@ -128,7 +128,7 @@ def run_algorithm(
         session.deliver(range(federation.num_clients + federation.num_unseen))
         if algorithm.personalize:
             list(session.personalize())
-        scores = sorted(score for batch in session.score() for score in batch)
+        scores = sorted((score for batch in session.score() for score in batch), key=lambda score: score.place)
     return Outcome(session.server, session.delivered, records, scores, session.manifest.as_dict(), read_private(store))
 
 

@@ -48,8 +48,9 @@ class ClassifierLoss:
 class MixtureLoss:
     """-log(h first + (1 - h) second) at the label, for the group named "mixture" with its parts by name.
 
-    The second expert is trained too where the group has a part of its name. Else it is frozen: its weights are given,
-    or its log-probabilities come with the examples, in `batch.extra`.
+    The second expert is trained too where the group has a part of its name. Else it is frozen: its log-probabilities
+    come with the examples, in `batch.extra`, or its weights are given. The frozen part "logit_offset", where there is
+    one, is added to the first expert's scores.
     """
 
     expert: Network
@@ -61,21 +62,24 @@ class MixtureLoss:
         own = trainable["mixture"]
         gate_B1 = self.gate(own["gate"], batch.x, training=batch.training)
         first_BC = log_probs(self.expert, own[self.first], batch)
+        if LOGIT_OFFSET in frozen:
+            first_BC = F.log_softmax(first_BC + frozen[LOGIT_OFFSET], dim=-1)
         if self.second in own:
             second_BC = log_probs(self.expert, own[self.second], batch)
-        elif frozen:
-            second_BC = F.log_softmax(self.expert(frozen, batch.x), dim=-1)
-        else:
+        elif self.second in batch.extra:
             second_BC = batch.extra[self.second]
+        else:
+            second_BC = F.log_softmax(self.expert(frozen, batch.x), dim=-1)
         return negative_log_likelihood(log_mix(gate_B1, first_BC, second_BC), batch.y)
 
-    def kernel_spec(self, params_S: Tree, data: Examples, _frozen_S: Tree) -> KernelSpec | str:
+    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str:
         networks = {f"{self.first}/": self.expert, "gate/": self.gate}
+        offset_SC = frozen_S.get(LOGIT_OFFSET)
         if self.second in params_S:
-            return KernelSpec({**networks, f"{self.second}/": self.expert})
+            return KernelSpec({**networks, f"{self.second}/": self.expert}, logit_offset_SC=offset_SC)
         if self.second not in data.extra:
             return f"the frozen expert {self.second!r} is evaluated anew on every batch"
-        return KernelSpec(networks, second_SNC=data.extra[self.second])
+        return KernelSpec(networks, second_SNC=data.extra[self.second], logit_offset_SC=offset_SC)
 
 
 def log_probs(network: Network, params: Tensors, batch: Batch) -> Tensor:
