@@ -14,6 +14,7 @@ from fedmoe import trees
 from fedmoe.clients.opt_out import OptOut
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors
 from fedmoe.data.dataset import Dataset, Table
+from fedmoe.data.tables import TableSchema
 from fedmoe.errors import DataError
 from fedmoe.partition.draw import Transform
 from fedmoe.partition.split import Indices, Split
@@ -63,6 +64,8 @@ class Federation:
     side_values: Mapping[str, int] = field(default_factory=dict)
     # The unseen client that is scored on a sample of everyone's validation examples, if there is one.
     pooled: ClientId | None = None
+    class_names: tuple[str, ...] = ()  # where classes have names
+    table: TableSchema | None = None  # of rows of a table: what turned them into x, and reads new ones
 
     def participates(self, client: ClientId) -> bool:
         """Whether this client trains with the others."""
@@ -171,5 +174,6 @@ def federation_from_split(
         load=SplitClient,
         digest=split.digest,
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
+        class_names=dataset.class_names,
         side_values=transform.side_values if transform else {},
     )
