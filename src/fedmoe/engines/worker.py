@@ -167,9 +167,17 @@ class Worker:
         ]
 
     def _score(
-        self, name: str, shared: Tree, state: Tree, personal: Tree, client: ClientId, model: str, data: str, rows: Examples
+        self,
+        name: str,
+        shared: Tree,
+        state: Tree,
+        personal: Tree,
+        client: ClientId,
+        model: str,
+        data: str,
+        rows: Examples,
     ) -> Score:
-        """Questions that are answered together are drawn by the seed: in the order of the data, labels may be sorted."""
+        """Questions answered together are drawn by the seed: in the order of the data, labels may be sorted."""
         answer = self.algorithm.scored_answers[name]
         if answer.batch_size:
             rows = take(rows, torch.randperm(len(rows.y), generator=torch_stream(self.seed, "questions", client, data)))

@@ -9,6 +9,7 @@ Where labels never meet on any client, nothing tells how far apart their biases 
 Shape suffixes: S clients of a cohort, N examples, C classes.
 """
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from fedmoe.wire import message
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class CalibrationConfig:
     exchanges: PositiveInt = 60
-    ridge: PositiveFloat = 0.01  # of u and b, beside the mean cross-entropy of a row
+    ridge: PositiveFloat = 1e-3  # of u and b, beside the mean cross-entropy of a row
     clip: PositiveFloat = 4.0  # of the norm of a row's gradient
 
 
@@ -51,9 +52,9 @@ class Slope(NamedTuple):
     num_examples: Tensor
 
 
-STEP = 1.0  # below 1 / the largest curvature of the mean cross-entropy by b, which is 1/2
-SCALE_STEP = 0.15  # by u: the variance of the scores under the prediction, some units at most
-MOMENTUM = 0.8
+STEP = 2.0  # stable below 2.7, since the curvature by b is 1/2 at most
+SCALE_STEP = 0.5  # by u: the curvature is the variance of the scores under the prediction, some units at most
+MOMENTUM = 0.9
 LARGEST_LOG_SCALE = 4.0  # a model whose scores say nothing has no best temperature
 
 
@@ -107,7 +108,8 @@ def step(fit: Fit, sent: Mapping[ClientId, Slope], ridge: float, max_weight: flo
     slopes_of = [slope for _, slope in sorted(sent.items()) if slope.num_examples > 0]
     if not slopes_of:
         return fit
-    weights = torch.stack([slope.num_examples for slope in slopes_of]).clamp(max=max_weight)
+    cap = math.inf if max_weight is None else max_weight
+    weights = torch.stack([slope.num_examples for slope in slopes_of]).clamp(max=cap)
     shares = weights / weights.sum()
     ahead = looking_ahead(fit)
     by_scale = sum(share * slope.log_scale for share, slope in zip(shares, slopes_of, strict=True))

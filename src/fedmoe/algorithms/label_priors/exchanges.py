@@ -84,7 +84,7 @@ def slopes(
 
 def _beside(name: str, shared: type[Any], field: str, kind: type[Any]) -> Any:
     """A NamedTuple of what an algorithm has and what is added."""
-    return NamedTuple(name, [("shared", shared), (field, kind)])  # type: ignore[misc]
+    return NamedTuple(name, [("shared", shared), (field, kind)])
 
 
 def _on_shared(exchange: Exchange) -> Exchange:

@@ -131,7 +131,9 @@ def candidate_answers(setup: AlgorithmSetup, priors: LabelPriors) -> dict[str, A
     """Every candidate by the rule of the headline, on the client's own data: what another choice would have given."""
 
     def answers_of(name: str) -> Answer:
-        scores = priors._replace(prior_free=lambda b, _client, personal, x: candidate_scores(setup, name, b, personal, x))
+        scores = priors._replace(
+            prior_free=lambda b, _client, personal, x: candidate_scores(setup, name, b, personal, x)
+        )
         estimated = prior_answers(scores)[ESTIMATED]
         return estimated._replace(data=frozenset(("own",)), is_candidate=True, batch_size=BATCH_SIZE)
 

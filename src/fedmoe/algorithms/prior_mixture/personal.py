@@ -9,7 +9,6 @@ Shape suffixes: S clients of a cohort, N examples, B a batch, K candidates, C cl
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe import trees
@@ -21,7 +20,6 @@ from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors
 from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.streams import Streams
-from fedmoe.training.batch import Batch
 from fedmoe.training.classifier import LOGIT_OFFSET, MixtureLoss
 from fedmoe.training.inference import clients_of
 
@@ -64,8 +62,7 @@ def personalize(
     )
     rows = zip(clients_of(fitting), clients_of(choosing), strict=True)
     decided = [
-        decide(setup, trees.pick(sent, s), trees.pick(final_S, s), *parts, pull, margin)
-        for s, parts in enumerate(rows)
+        decide(setup, trees.pick(sent, s), trees.pick(final_S, s), *parts, pull, margin) for s, parts in enumerate(rows)
     ]
     return final_S._replace(
         weights=torch.stack([weights for weights, _ in decided]), choice=torch.stack([chosen for _, chosen in decided])
@@ -84,9 +81,7 @@ def fine_tune(setup: AlgorithmSetup, sent: Any, data: ClientData, offset_SC: Ten
 def train_alone(setup: AlgorithmSetup, data: ClientData, offset_SC: Tensor, rng: Streams) -> Tensors:
     here = rng._replace(scope="local")
     start_S = trees.stack([setup.expert.init(seed) for seed in here.seeds("init")])
-    fitted = setup.local.train_classifier(
-        setup.expert, start_S, data, here, stop_early=True, logit_offset_SC=offset_SC
-    )
+    fitted = setup.local.train_classifier(setup.expert, start_S, data, here, stop_early=True, logit_offset_SC=offset_SC)
     local_S: Tensors = fitted.params["model"]
     return local_S
 
@@ -102,9 +97,7 @@ def train_mixture(
     gate_S = trees.stack([setup.gate.init(seed) for seed in rng.seeds("gate")])
 
     def with_general(examples: Examples) -> Examples:
-        scores_SNC = trainer.per_example(
-            lambda tree, batch: shared_scores(setup, tree, batch.x), sent, examples
-        )
+        scores_SNC = trainer.per_example(lambda tree, batch: shared_scores(setup, tree, batch.x), sent, examples)
         general_SNC = answer(scores_SNC, offset_SC[:, None])
         return examples._replace(extra={**examples.extra, GENERAL: general_SNC})
 

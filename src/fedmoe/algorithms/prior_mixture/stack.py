@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedmoe.clients.federation import side_by_side, take
 from fedmoe.core_types import Examples
 from fedmoe.streams import Streams
-from fedmoe.training.inference import clients_of, pad_rows
+from fedmoe.training.inference import clients_of
 
 NEWTON_STEPS = 20
 LONGEST_STEP = 1.0  # of Newton's, far from the optimum
@@ -23,21 +24,9 @@ def halves(validation: Examples, rng: Streams) -> tuple[Examples, Examples]:
     for own, generator in zip(clients_of(validation), rng.generators("halves"), strict=True):
         order = torch.randperm(len(own.y), generator=generator)
         middle = (len(order) + 1) // 2
-        first.append(_take(own, order[:middle].sort().values))
-        second.append(_take(own, order[middle:].sort().values))
-    return _together(first), _together(second)
-
-
-def _take(own: Examples, rows: Tensor) -> Examples:
-    extra = {name: tensor[rows] for name, tensor in own.extra.items()}
-    return Examples(own.x[rows], own.y[rows], torch.tensor(len(rows)), extra)
-
-
-def _together(parts: list[Examples]) -> Examples:
-    longest = max(len(part.y) for part in parts)
-    extra = {name: pad_rows([part.extra[name] for part in parts], longest) for name in parts[0].extra}
-    x, y = (pad_rows([getattr(part, name) for part in parts], longest) for name in ("x", "y"))
-    return Examples(x, y, torch.stack([part.counts for part in parts]), extra)
+        first.append(take(own, order[:middle].sort().values))
+        second.append(take(own, order[middle:].sort().values))
+    return side_by_side(first), side_by_side(second)
 
 
 def stacked(scores_KNC: Tensor, weights_K: Tensor) -> Tensor:
