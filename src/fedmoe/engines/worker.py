@@ -30,6 +30,7 @@ class Worker:
     """`handle(frame)` does one piece of work on one cohort."""
 
     def __init__(self, parts: Parts, store: Path, run_id: str) -> None:
+        self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.metrics = parts.metrics
         self.seed = parts.config.seed
@@ -78,6 +79,7 @@ class Worker:
         states = self._client_states(received, header)
         shared_S, state_S = _together(received), trees.stack(states)
         rng = Streams(self.seed, f"{header['phase']}:{exchange.name}", header["round"], tuple(clients))
+        rng = rng._replace(in_rounds=header["phase"] == "round")
         data = self.federation.data(clients, opted_in_only=True)
         new_S, update_S, report_S = exchange.local_update(shared_S, state_S, data, rng)
         if version is not None:
@@ -96,7 +98,7 @@ class Worker:
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = self._client_states(received, header)
         personal_S = self._personal_states(received, states, header) if self.algorithm.init_personal else None
-        rng = Streams(self.seed, "personalize", 0, tuple(clients))
+        rng = Streams(self.seed, "personalize", 0, tuple(clients), in_rounds=False)
         data = self.federation.data(clients, opted_in_only=False)
         assert self.algorithm.personalize is not None
         final_S = self.algorithm.personalize(_together(received), trees.stack(states), personal_S, data, rng)
@@ -137,7 +139,7 @@ class Worker:
         own = self._client_state(delivered, client, state)
         personal = None if final is None else self.store.load("final", self.algorithm.personal_type, client, final)
         self.close()
-        return PersonalModel(self.algorithm.predict, {"broadcast": delivered, "client": own, "personal": personal})
+        return self._parts.personal_model({"broadcast": delivered, "client": own, "personal": personal}, client)
 
     def _require_permission(self, phase: str, clients: Sequence[ClientId]) -> None:
         """Nothing leaves a client that opted out; private parts only where this side's config says so, too."""

@@ -27,7 +27,7 @@ class ScoreMessage(NamedTuple):
     examples: Tensor
     answer: Tensor  # which of the algorithm's answers, in the order of their names
     chosen: Tensor  # 1 for the candidate that the client chose
-    metrics: Tensors  # of the user's own, by name
+    metrics: Tensors  # those that the config names
 
 
 def score_message(scores: Sequence[Score], answers: Sequence[str] = ("",)) -> ScoreMessage:

@@ -1,4 +1,4 @@
-"""Any algorithm whose shared model answers alike for everybody, followed by a calibration that its clients fit together.
+"""Any algorithm whose shared model answers alike for everybody, then a calibration that its clients fit together.
 
 Shape suffixes: S clients of a cohort, N examples, C classes.
 """

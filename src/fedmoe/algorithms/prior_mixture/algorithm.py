@@ -52,8 +52,8 @@ class PriorMixtureConfig(FedAvgConfig):
     adjust: bool = True  # false: the rounds are plain FedAvg's, and all comes from what follows them
     calibration: CalibrationConfig = CalibrationConfig()
     estimate: EstimateConfig = EstimateConfig()
-    pull: PositiveFloat = 30.0  # of the stack's weights to the shared expert, in validation rows
-    margin: NonNegativeFloat = 1.0  # in standard errors, by which another candidate must beat the stack
+    pull: PositiveFloat = 100.0  # of the stack's weights to the shared expert, in validation rows
+    margin: NonNegativeFloat = 2.0  # in standard errors, by which another candidate must beat the shared expert
 
 
 def prior_mixture(config: PriorMixtureConfig, setup: AlgorithmSetup) -> Algorithm:

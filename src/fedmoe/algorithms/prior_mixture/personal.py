@@ -24,7 +24,7 @@ from fedmoe.training.classifier import LOGIT_OFFSET, MixtureLoss
 from fedmoe.training.inference import clients_of
 
 CANDIDATES = ("shared", "specialist", "mixture", "stack", "local")
-INCUMBENT = CANDIDATES.index("stack")
+INCUMBENT = CANDIDATES.index("shared")  # what another candidate must beat by a margin
 GENERAL = "general"  # the frozen shared expert's log-probabilities beside the examples
 
 
