@@ -187,7 +187,8 @@ class Worker:
             lambda x: answer.predict(shared, state, personal, x), rows, self.metrics, answer.batch_size
         )
         chosen = answer.is_candidate and self.algorithm.choice is not None and self.algorithm.choice(personal) == name
-        return Score(client, client >= self.federation.num_clients, model, data, *found, name, chosen)
+        unseen = client >= self.federation.num_clients
+        return Score(client, unseen, model, data, *found[:4], name, chosen, found.reliability)
 
     def _work_in_private(
         self,

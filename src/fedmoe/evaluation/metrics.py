@@ -11,6 +11,7 @@ from fedmoe import import_strings
 from fedmoe.core_types import Examples
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metric_catalog import METRICS, Task, of_class
+from fedmoe.evaluation.reliability import NO_BINS, Bins, reliability_bins
 from fedmoe.training.inference import CHUNK
 
 Metric = Callable[[Tensor, Tensor], Any]  # (log-probabilities (N, C), labels (N,)) -> a number
@@ -29,10 +30,12 @@ class Score(NamedTuple):
     metrics: Mapping[str, float] = {}  # those that the config names; NaN where one is not defined
     answer: str = ""  # which of the algorithm's answers, where it has several
     chosen: bool = False  # the candidate that the client chose
+    reliability: Bins = NO_BINS  # results store the sums over clients
 
     def as_dict(self) -> dict[str, Any]:
         """As results store it: without what is empty for most."""
-        return {key: value for key, value in self._asdict().items() if key not in _MAY_BE_EMPTY or value}
+        fields = ((key, value) for key, value in self._asdict().items() if key != "reliability")
+        return {key: value for key, value in fields if key not in _MAY_BE_EMPTY or value}
 
     @property
     def place(self) -> tuple[int, bool, str, str, str]:
@@ -41,6 +44,16 @@ class Score(NamedTuple):
 
 
 _MAY_BE_EMPTY = ("metrics", "answer", "chosen")
+
+
+class Measured(NamedTuple):
+    """What is measured on some examples: fields of a Score."""
+
+    accuracy: float
+    loss: float
+    examples: int
+    metrics: dict[str, float]
+    reliability: Bins
 
 
 def load_metrics(names: Sequence[str], num_classes: int, task: Task = "classification") -> dict[str, Metric]:
@@ -72,17 +85,15 @@ def score_examples(
     rows: Examples,
     metrics: Mapping[str, Metric] | None = None,
     batch_size: int | None = None,
-) -> tuple[float, float, int, dict[str, float]]:
-    """Further fields of a Score: accuracy, mean negative log-likelihood, how many examples, and the metrics.
-
-    Rows are answered so many together where their answers depend on one another, else as many as are fast.
-    """
+) -> Measured:
+    """Rows are answered so many together where their answers depend on one another, else as many as are fast."""
     with torch.no_grad():
         log_probs_NC = torch.cat([predict(x) for x in rows.x.split(batch_size or CHUNK)])
     correct = (log_probs_NC.argmax(1) == rows.y).double().mean()
     likelihood = log_probs_NC.gather(1, rows.y[:, None]).double().mean()
     others = {name: _number(name, metric(log_probs_NC, rows.y)) for name, metric in (metrics or {}).items()}
-    return float(correct), -float(likelihood), len(rows.y), others
+    bins = reliability_bins(log_probs_NC, rows.y)
+    return Measured(float(correct), -float(likelihood), len(rows.y), others, bins)
 
 
 def _number(name: str, value: Any) -> float:

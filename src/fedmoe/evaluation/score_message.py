@@ -9,6 +9,7 @@ from torch import Tensor
 from fedmoe.core_types import ClientId, Tensors
 from fedmoe.errors import MessageError
 from fedmoe.evaluation.metrics import Score
+from fedmoe.evaluation.reliability import BINS, NO_BINS, Bins
 from fedmoe.wire import message
 
 MODELS = ("before", "after")
@@ -27,6 +28,7 @@ class ScoreMessage(NamedTuple):
     examples: Tensor
     answer: Tensor  # which of the algorithm's answers, in the order of their names
     chosen: Tensor  # 1 for the candidate that the client chose
+    reliability: Tensor  # (M, 3, bins): see `evaluation.reliability`
     metrics: Tensors  # those that the config names
 
 
@@ -46,6 +48,9 @@ def score_message(scores: Sequence[Score], answers: Sequence[str] = ("",)) -> Sc
         examples=whole([score.examples for score in scores]),
         answer=whole([answers.index(score.answer) for score in scores]),
         chosen=whole([int(score.chosen) for score in scores]),
+        reliability=torch.tensor([score.reliability for score in scores], dtype=torch.float64).reshape(
+            -1, len(NO_BINS), BINS
+        ),
         metrics={name: real([score.metrics[name] for score in scores]) for name in names},
     )
 
@@ -68,15 +73,22 @@ def scores_in(
     others = [{name: sent.metrics[name][row].item() for name in metrics} for row in range(len(sent.model))]
     columns = zip(*(column.tolist() for column in sent[:-1]), others, strict=True)
     return [
-        Score(client, unseen, MODELS[m], DATA[d], accuracy, loss, examples, own, answers[a], bool(chosen))
-        for m, d, accuracy, loss, examples, a, chosen, own in columns
+        Score(client, unseen, MODELS[m], DATA[d], accuracy, loss, count, own, answers[a], bool(chosen), _bins(sums))
+        for m, d, accuracy, loss, count, a, chosen, sums, own in columns
     ]
+
+
+def _bins(sums: list[list[float]]) -> Bins:
+    return tuple(map(tuple, sums))
 
 
 def _check(sent: ScoreMessage, num_answers: int) -> None:
     kinds = dict.fromkeys(("model", "data", "examples", "answer", "chosen"), torch.int64)
     columns = {**sent._asdict(), **{f"metrics/{name}": column for name, column in sent.metrics.items()}}
     del columns["metrics"]
+    bins = columns.pop("reliability")
+    if bins.dtype != torch.float64 or bins.shape != (len(sent.model), len(NO_BINS), BINS):
+        raise MessageError(f"reliability is {bins.dtype} {tuple(bins.shape)}, not three rows of bins for each score")
     for name, column in columns.items():
         if column.dtype != kinds.get(name, torch.float64) or column.dim() != 1 or len(column) != len(sent.model):
             raise MessageError(f"{name} is {column.dtype} {tuple(column.shape)}, not a column of the scores")
@@ -97,6 +109,8 @@ def _check(sent: ScoreMessage, num_answers: int) -> None:
         column = getattr(sent, name)
         if not bool(((column >= low) & (column <= high)).all()):
             raise MessageError(f"{name} is not within {low} … {high}")
+    if not bool(((bins >= 0) & (bins <= sent.examples[:, None, None])).all()):
+        raise MessageError("a bin of confidence holds no number of the examples")
     places = zip(sent.model.tolist(), sent.data.tolist(), sent.answer.tolist(), strict=True)
     if len({*places}) != len(sent.model):
         raise MessageError("a score is there more than once")

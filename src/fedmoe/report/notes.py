@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedmoe.evaluation.summary import RunRecord
+from fedmoe.report.choices import choice_notes
 from fedmoe.report.methods import Method, group, weakest_clients
 
 
 def notes(results: Sequence[RunRecord]) -> list[str]:
     methods = group(results)
-    return [*_abandoned_rounds(results), *_not_scored(methods), *_server_optimizers(methods), *_weakest(methods)]
+    settings = [*_abandoned_rounds(results), *_not_scored(methods), *_server_optimizers(methods)]
+    return [*settings, *_weakest(methods), *choice_notes(results)]
 
 
 def _abandoned_rounds(results: Sequence[RunRecord]) -> list[str]:
