@@ -16,6 +16,7 @@ from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.assembly import Parts
 from fedmoe.engines import ray_pool
 from fedmoe.engines.catalog import open_transport
+from fedmoe.engines.local_ray import start_local_ray
 from fedmoe.engines.ray_pool import RayPool
 from fedmoe.errors import ConfigError
 from fedmoe.testing.outcome import Outcome, run_session
@@ -34,9 +35,7 @@ WORKERS = 2
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
     """One Ray for the tests of this file: the engine uses what is there."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(address="local", num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-             _node_ip_address="127.0.0.1")  # fmt: skip
+    start_local_ray(ray, WORKERS)
     yield
     ray.shutdown()
 

@@ -7,7 +7,6 @@ its cohort run again; a frame names the state versions that it starts from, so t
 A cluster is one circle of trust: Ray starts actors by pickling their arguments, and does not encrypt by itself.
 """
 
-import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.engines.embedded import default_workers, keep_freed_memory
 from fedmoe.engines.extras import require
+from fedmoe.engines.local_ray import prepare_environment, start_local_ray
 from fedmoe.engines.ray_store import Keeper, RemoteStore
 from fedmoe.engines.retries import Retries
 from fedmoe.engines.worker import Worker
@@ -116,17 +116,16 @@ class RayPool:
 
     def _connect(self) -> None:
         """To the cluster of the config; else to a Ray that this program has begun already, or to one of its own."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if self.ray.is_initialized():
             return
         address = self._settings.address
-        here: dict[str, Any] = {}
-        if not address:
-            here = {"num_cpus": self._settings.workers or default_workers(), "include_dashboard": False}
-            here["_node_ip_address"] = "127.0.0.1"  # nobody else can reach it
         try:
-            _require_listener(address)
-            self.ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **here)
+            if address:
+                prepare_environment()
+                _require_listener(address)
+                self.ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            else:
+                start_local_ray(self.ray, self._settings.workers or default_workers())
         except (OSError, RuntimeError, ValueError) as error:
             where = f"engine.address={address!r}" if address else "this machine"
             raise ConfigError(
@@ -174,9 +173,9 @@ class RayPool:
         return results
 
 
-def _require_listener(address: str | None) -> None:
+def _require_listener(address: str) -> None:
     """Ray itself would try for minutes to reach a machine where nobody listens."""
-    host, _, port = (address or "").rpartition(":")
+    host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), CONNECTING_SECONDS).close()
 

@@ -4,7 +4,6 @@ For comparing engines, and for trying what will run on real silos: each client i
 that Flower starts through Ray. For speed take the embedded engine.
 """
 
-import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -18,17 +17,18 @@ from fedmoe import assembly
 from fedmoe.assembly import Parts
 from fedmoe.engines.embedded import default_workers, keep_freed_memory
 from fedmoe.engines.extras import require
+from fedmoe.engines.flower.environment import prepare_environment
 from fedmoe.engines.flower.grid import Nodes, SharedStoreTransport
 from fedmoe.engines.flower.hello import is_hello, reply_to_hello
 from fedmoe.engines.flower.post import Post, error_frame
 from fedmoe.engines.flower.records import to_frame, to_records
+from fedmoe.engines.local_ray import start_local_ray
 from fedmoe.engines.replies import shown_reason
 from fedmoe.engines.worker import Worker
 from fedmoe.errors import RunError
 
 STARTING_SECONDS = 300.0  # for Ray and Flower's runtime
 MAX_BYTES = 16 << 30  # of one message, within this machine
-WITHOUT_TRAFFIC = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 _workers: dict[str, Worker] = {}  # of this process of the simulation, by run
 
@@ -57,14 +57,13 @@ def shared_transport(grid: Any, parts: Parts, store: Path, run_id: str) -> Itera
 @contextmanager
 def simulated_grid(parts: Parts, runs: dict[str, tuple[Parts, Path]]) -> Iterator[Any]:
     """The grid of a simulation whose nodes serve these runs, each with its parts and its file of private states."""
-    os.environ.update({name: os.environ.get(name, value) for name, value in WITHOUT_TRAFFIC.items()})
+    prepare_environment()
     ray, serverapp = require("ray", "flower"), require("flwr.serverapp", "flower")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     cores = parts.config.engine.workers or default_workers()
     if not ray.is_initialized():
-        here = {"num_cpus": cores, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        ray.init(address="local", log_to_driver=False, logging_level="ERROR", **here)
+        start_local_ray(ray, cores)
     recipes = {run: (p.config.model_dump(mode="json"), p.given, store.absolute()) for run, (p, store) in runs.items()}
     recipe = ray.put(recipes)  # once, not with every message
     grids: queue.Queue[Any] = queue.Queue()
