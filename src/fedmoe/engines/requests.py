@@ -103,7 +103,7 @@ FIELDS: Mapping[str, Mapping[str, tuple[Check, str]]] = {
     "personalized": {"version": COUNT},
     "score": {**COHORT, "final": COUNT_OR_NONE, "send": FLAG, "reply_to": REPLY_TO},
     "validate": {**COHORT, "reply_to": REPLY_TO},
-    "forget": {"version": COUNT},
+    "forget": {"clients": COUNTS, "version": COUNT},
     "drop": {"states": (_are_rows_of(3), "a list of [client, version, before]")},
     "find_missing": {"states": (_are_rows_of(2), "a list of [client, version]")},
 }  # fmt: skip
