@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fedmoe
 from builders import OPTED_OUT, PARTICIPANTS, make_expert, make_gate, tiny_config, tiny_federation, with_records
 from contract.probes import PROBES
 from fedmoe.algorithms.catalog import CATALOG
@@ -62,6 +63,8 @@ def test_rounds_end_where_the_target_is_reached_and_a_run_stopped_anywhere_ends_
 def test_a_run_that_ends_early_has_delivered_what_a_run_of_so_many_rounds_does(tmp_path):
     early, short = run("ditto", tmp_path / "early", **ENDS), run("ditto", tmp_path / "short", rounds=2)
     assert early.scores == short.scores and end_state(early)["private"] == end_state(short)["private"]
+    loaded, x = fedmoe.load(tmp_path / "early", expert=make_expert, gate=make_gate), tiny_federation().global_test.x
+    assert torch.equal(loaded.personal_model(0)(x), early.personal_model(0)(x))
 
 
 def test_patience_is_counted_in_validations_and_the_end_is_said(tmp_path):
