@@ -42,6 +42,10 @@ class Parts:
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
 
+    def __repr__(self) -> str:
+        model = f"expert of {self.expert.num_weights:,} weights"
+        return f"<Parts of {self.title}: {self.backend} backend; {model}; {self.federation!r}>"
+
     @property
     def backend(self) -> Backend:
         backend = self.config.engine.backend
