@@ -54,6 +54,9 @@ class Session:
         self._steps = Steps(self.algorithm, ended_after or self.schedule.rounds, release=self.schedule.release)
         self.num_rounds, self.num_steps = self._steps.num_rounds, self._steps.total
 
+    def __repr__(self) -> str:
+        return f"<Session of {self.parts.title}: {self.step} of {self.num_steps} steps; {self.federation!r}>"
+
     @property
     def is_trained(self) -> bool:
         return self.step >= self.num_steps
