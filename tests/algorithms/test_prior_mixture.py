@@ -180,10 +180,8 @@ def test_weights_of_the_stack_minimise_the_penalised_loss():
     prior = torch.tensor([0.5, 0.3, 0.2]).log()
     weights = fit_weights(scores, prior, y, pull=10.0).requires_grad_()
     shared = torch.tensor([1.0, 0.0, 0.0])
-    loss = (
-        F.cross_entropy(stacked(scores, weights) + prior, y, reduction="sum") + 5.0 * (weights - shared).square().sum()
-    )
-    loss.backward()
+    loss = F.cross_entropy(stacked(scores, weights) + prior, y, reduction="sum")
+    (loss + 5.0 * (weights - shared).square().sum()).backward()
     assert weights.grad.abs().max() < 1e-3
 
 

@@ -13,7 +13,8 @@ from fedmoe.evaluation.reliability import BINS, NO_BINS, Bins
 from fedmoe.wire import message
 
 MODELS = ("before", "after")
-DATA = ("own", "global", "pooled")
+VALIDATION = "validation"
+DATA = ("own", "global", "pooled", VALIDATION)
 MAX_LOSS = 1e9  # of what is a number at all
 
 
