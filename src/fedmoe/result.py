@@ -17,12 +17,9 @@ from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.session import Session
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
-<<<<<<< HEAD
 from fedmoe.evaluation.reliability import reliability_of
-=======
 from fedmoe.report.html import scores_section
 from fedmoe.report.text import client_rows, clients_text, headline, summary_text
->>>>>>> main
 
 SHOWN_CLIENTS = 200  # whose class counts a report can draw
 

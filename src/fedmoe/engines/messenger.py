@@ -106,14 +106,6 @@ class Messenger:
         self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
     ) -> Iterator[list[Score]]:
         """Client by client, of the models before personalisation and, with a `final` version, after it."""
-<<<<<<< HEAD
-        reply_to, answers = f"score:{step}", tuple(self.algorithm.scored_answers)
-        header = {"do": "score", "final": final, "send": True, "reply_to": reply_to}
-        lost = set(delivered)
-        for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
-            lost -= set(cohort.clients)
-            yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients, self.metrics, answers)
-=======
         header = {"do": "score", "final": final, "send": True, "reply_to": f"score:{step}"}
         yield from self._scores(header, delivered, step, version_of, manifest)
 
@@ -132,12 +124,14 @@ class Messenger:
         version_of: VersionOf,
         manifest: Manifest,
     ) -> Iterator[list[Score]]:
+        answers = tuple(self.algorithm.scored_answers) if header["do"] == "score" else ("",)
         lost = set(delivered)
         for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
             lost -= set(cohort.clients)
-            scores = read_scores(cohort, header["reply_to"], frame, manifest, step, self.num_clients, self.metrics)
+            scores = read_scores(
+                cohort, header["reply_to"], frame, manifest, step, self.num_clients, self.metrics, answers
+            )
             yield [score for score in scores if (score.data == VALIDATION) == (header["do"] == "validate")]
->>>>>>> main
         for client in sorted(lost):
             manifest.reject(step, "score", client, str(NO_REPLY.rejection))
 

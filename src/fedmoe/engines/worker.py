@@ -23,14 +23,9 @@ from fedmoe.engines.state_versions import NONE
 from fedmoe.errors import FedmoeError, MessageError
 from fedmoe.evaluation.metrics import Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
-<<<<<<< HEAD
-from fedmoe.evaluation.score_message import score_message
-from fedmoe.streams import Streams, torch_stream
-=======
 from fedmoe.evaluation.score_message import VALIDATION, score_message
-from fedmoe.streams import Streams
+from fedmoe.streams import Streams, torch_stream
 from fedmoe.training.inference import clients_of
->>>>>>> main
 
 
 class Worker:
@@ -140,19 +135,11 @@ class Worker:
         messages = [score_message(scores, tuple(self.algorithm.scored_answers)) for scores in scored]
         if header["send"] and all(map(self._sends_scores, clients)):
             reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
-<<<<<<< HEAD
             return wire.pack(reply, list(map(wire.encode, messages)))
-        if header["send"]:
-            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         version = header["final"] or max(header["state_versions"]) + 1
         self.store.save("scores", dict(zip(clients, messages, strict=True)), version)
-=======
-            return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
-        version = header["final"] or max(header["state_versions"]) + 1
-        self.store.save("scores", dict(zip(clients, map(score_message, scored), strict=True)), version)
         if header["send"]:
             raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
->>>>>>> main
         return wire.pack({"clients": clients})
 
     def validate(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
@@ -172,7 +159,7 @@ class Worker:
         if not len(rows.y):
             return []
         figures = score_examples(lambda x: self.algorithm.predict(shared, state, None, x), rows, self.metrics)
-        return [Score(client, False, "before", VALIDATION, *figures)]
+        return [Score(client, False, "before", VALIDATION, *figures[:4], reliability=figures.reliability)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)

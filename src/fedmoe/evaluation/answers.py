@@ -10,7 +10,7 @@ from typing import Any
 RunRecord = dict[str, Any]  # one run, as stored in results.json
 
 
-def headline(run: RunRecord) -> RunRecord:
+def with_headline(run: RunRecord) -> RunRecord:
     """The run with the scores of its headline alone."""
     return _only(run, (run.get("answers") or {}).get("headline", ""))
 
@@ -23,7 +23,7 @@ def by_answer(results: Iterable[RunRecord]) -> list[RunRecord]:
         for run in runs
         for name in _further(run)
     ]
-    return [*map(headline, runs), *others]
+    return [*map(with_headline, runs), *others]
 
 
 def _further(run: RunRecord) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedmoe.evaluation.answers import RunRecord, by_answer, headline
+from fedmoe.evaluation.answers import RunRecord, by_answer, with_headline
 
 Row = Mapping[str, Any]  # one method of the summary table, as made by `fedmoe.evaluation.summary`
 
@@ -22,7 +22,7 @@ class Method(NamedTuple):
 def group(results: Iterable[RunRecord], *, every_answer: bool = False) -> list[Method]:
     """In the order in which methods first appear, with the scores of their headlines; or each answer as a method."""
     runs: dict[str, list[RunRecord]] = defaultdict(list)
-    for result in by_answer(results) if every_answer else map(headline, results):
+    for result in by_answer(results) if every_answer else map(with_headline, results):
         runs[result["title"]].append(result)
     return [Method(place, title, tuple(found)) for place, (title, found) in enumerate(runs.items())]
 

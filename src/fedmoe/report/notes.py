@@ -10,18 +10,14 @@ from fedmoe.report.methods import Method, group, weakest_clients
 
 def notes(results: Sequence[RunRecord]) -> list[str]:
     methods = group(results)
-<<<<<<< HEAD
-    settings = [*_abandoned_rounds(results), *_not_scored(methods), *_server_optimizers(methods)]
-    return [*settings, *_weakest(methods), *choice_notes(results)]
-=======
     return [
         *_abandoned_rounds(results),
         *_ended_early(results),
         *_not_scored(methods),
         *_server_optimizers(methods),
         *_weakest(methods),
+        *choice_notes(results),
     ]
->>>>>>> main
 
 
 def _abandoned_rounds(results: Sequence[RunRecord]) -> list[str]:
