@@ -13,11 +13,12 @@ from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.config import ExperimentConfig, with_algorithm
 from fedmoe.core_types import ClientId
 from fedmoe.errors import ConfigError
-from fedmoe.evaluation.metrics import Metric, load_metrics
+from fedmoe.evaluation.metrics import REGRESSION_METRICS, Metric, load_metrics
 from fedmoe.federations import BuiltFederation, build_federation
 from fedmoe.models.catalog import build_model
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
+from fedmoe.models.task import REGRESSION_LOSSES, Classification, Regression, Task
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
 from fedmoe.training.fallbacks import fallback_note
 from fedmoe.training.local import LocalTrainer
@@ -43,6 +44,15 @@ class Parts:
         backend = self.config.engine.backend
         assert backend != "auto"
         return backend
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.config, self.federation)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """What every score has beside accuracy and loss."""
+        return (*(REGRESSION_METRICS if isinstance(self.task, Regression) else ()), *self.metrics)
 
     @property
     def data_digest(self) -> str:
@@ -95,19 +105,14 @@ def build_networks(
     config: ModelConfig, federation: Federation, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
 ) -> tuple[Network, Network]:
     """The user's modules, or those of the config. The gate is the same network with one output (Listo Zec et al.)."""
-    if not federation.num_classes:
-        raise ConfigError(
-            "these data are a regression; the algorithms so far are for classification. Choose other data."
-        )
-    classes = federation.num_classes
-    shape = federation.input_shape
+    outputs, shape = federation.num_outputs, federation.input_shape
     networks = (
-        Network(expert or (lambda: _model(config, federation, classes)), "expert", shape),
+        Network(expert or (lambda: _model(config, federation, outputs)), "expert", shape),
         Network(gate or (lambda: _model(config, federation, 1)), "gate", shape),
     )
     probe = federation.load(0).train.x[:2]
-    for network, outputs in zip(networks, (classes, 1), strict=True):
-        network.check_output(probe, outputs)
+    for network, expected in zip(networks, (outputs, 1), strict=True):
+        network.check_output(probe, expected)
     return networks
 
 
@@ -126,23 +131,49 @@ def build_algorithm(
             network.go_native()
     wanted = config.schedule.clients_per_round
     _require_images(config, federation)
+    task = task_of(config, federation)
     setup = AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend),
-        local=LocalTrainer(config.training.local, backend),
-        personal=LocalTrainer(config.training.personal, backend),
+        federated=LocalTrainer(config.training.federated, backend, task),
+        local=LocalTrainer(config.training.local, backend, task),
+        personal=LocalTrainer(config.training.personal, backend, task),
         clients_per_round=None if wanted == "all" else wanted,
         num_clients=federation.num_clients,
         num_participants=len(federation.participants),
         num_classes=federation.num_classes,
+        target_shape=federation.target_shape,
         input_shape=federation.input_shape,
         unlabelled_new_clients=_unlabelled_new_clients(federation),
         release=config.schedule.release,
         side_values=federation.side_values,
+        task=task,
     )
     algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
+    if isinstance(task, Regression) and algorithm.no_regression:
+        raise ConfigError(
+            f"these data are a regression, and {config.algorithm.name} cannot predict numbers: "
+            f"{algorithm.no_regression}. Choose another algorithm, such as fedavg or specialist_mixture."
+        )
     _require_names(config.algorithm.name, algorithm)
     return algorithm
+
+
+def task_of(config: ExperimentConfig, federation: Federation) -> Task:
+    """What is predicted follows from the data; a regression's loss is a setting."""
+    loss = config.training.loss
+    if federation.target_shape is None:
+        if loss not in (None, "cross_entropy"):
+            raise ConfigError(
+                f"training.loss={loss!r} is a loss of a regression, but these data have {federation.num_classes} "
+                "classes. Leave it away."
+            )
+        return Classification()
+    if loss == "cross_entropy":
+        raise ConfigError(
+            "training.loss='cross_entropy' needs classes, but these data are a regression. Choose "
+            f"{', '.join(REGRESSION_LOSSES)}, or leave it away."
+        )
+    return Regression(loss or "squared", config.training.huber_delta)
 
 
 def _require_names(name: str, algorithm: Algorithm) -> None:

@@ -27,6 +27,7 @@ from fedmoe.config_errors import explain, nearest, require_finite
 from fedmoe.errors import ConfigError
 from fedmoe.import_strings import is_import_string, name_of
 from fedmoe.models.settings import MlpModel, ModelConfig
+from fedmoe.models.task import RegressionLoss
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.paths import expanded
 from fedmoe.setting_types import Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
@@ -54,11 +55,14 @@ class DataConfig(Section):
     folder: FilePath | None = None  # default: the environment variable FEDMOE_DATA
     vocabulary_size: PositiveInt = 20_000  # of word-level text: ids that a model knows, made from opted-in text only
     num_classes: PositiveInt | None = None  # of npz data; default: as opted-in training and validation rows show
+    task: Literal["classification", "regression"] | None = None  # of npz data; default: classification
 
     @model_validator(mode="after")
     def _named_sets_know_their_classes(self) -> "DataConfig":
         if self.num_classes is not None and self.name != "npz":
             raise ConfigError(f"data.num_classes is for data.name='npz'; {self.name!r} has its own. Remove it.")
+        if self.task is not None and self.name != "npz":
+            raise ConfigError(f"data.task is for data.name='npz'; {self.name!r} has its own. Remove it.")
         return self
 
     @model_validator(mode="after")
@@ -89,7 +93,13 @@ class OptOutConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How clients train: in the rounds, from a fresh start on their own, and when they personalise."""
+    """How clients train: in the rounds, from a fresh start on their own, and when they personalise.
+
+    `loss` is what all of them minimise; default: cross-entropy, or squared errors in a regression.
+    """
+
+    loss: Literal["cross_entropy"] | RegressionLoss | None = None
+    huber_delta: PositiveFloat = 1.0  # where the Huber loss turns from squares to absolute values
 
     federated: LocalTraining = LocalTraining()
     local: LocalTraining = LocalTraining(epochs=100)

@@ -110,7 +110,13 @@ def _federation_of_folder(config: ExperimentConfig) -> Federation:
     if unknown:
         raise ConfigError(f"opt_out.clients={unknown[0]}, but the clients are numbered 0 to {len(names) - 1}.")
     opted_out = {names[number]: True for number in chosen.clients}
-    return federation_from_clients(clients, num_classes=config.data.num_classes, opted_out=opted_out, seed=config.seed)
+    return federation_from_clients(
+        clients,
+        num_classes=config.data.num_classes,
+        task=config.data.task or "classification",
+        opted_out=opted_out,
+        seed=config.seed,
+    )
 
 
 def _read_masks(path: Path) -> dict[int, NDArray[np.bool_]]:

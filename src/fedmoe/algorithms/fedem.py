@@ -24,11 +24,9 @@ from fedmoe.algorithms.fedavg import TrainingReport, move_model
 from fedmoe.algorithms.ifca import distinct_starts
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, Tree
-from fedmoe.models.expert_mixture import log_likelihoods, log_mixture
-from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch, Loss, Trainable
-from fedmoe.training.classifier import log_probs
+from fedmoe.training.classifier import predictions
 from fedmoe.training.local import LocalTrainer
 from fedmoe.wire import message
 
@@ -85,28 +83,32 @@ def fedem(config: FedEmConfig, setup: AlgorithmSetup) -> Algorithm:
         init_server=lambda seed: ServerState(distinct_starts(setup.expert, seed, config.num_components)),
         round=(train,),
         delivery=(train._replace(name="deliver"),),
-        predict=lambda b, client, personal, x: predict(setup.expert, b, (personal or client).weights, x),
+        predict=lambda b, client, personal, x: predict(setup, b, (personal or client).weights, x),
         sample=uniform_sample(setup.clients_per_round),
         client_type=MixtureWeights,
         init_client=lambda _broadcast, _client, _seed: MixtureWeights(uniform),
         personal_type=MixtureWeights,
+        no_regression=None,
         personalize=lambda b, client, _personal, data, _rng: fit_weights(config, setup, b, client, data),
     )
 
 
-def log_probs_of(network: Network, components_M: Tensors, batch: Batch) -> Tensor:
+def predictions_of(setup: AlgorithmSetup, components_M: Tensors, batch: Batch) -> Tensor:
     """(M, B, C)."""
     count = len(next(iter(components_M.values())))
-    return torch.stack([log_probs(network, one, batch) for one in trees.unstack(components_M, count)])
+    components = trees.unstack(components_M, count)
+    return torch.stack([predictions(setup.task, setup.expert, one, batch) for one in components])
 
 
-def likelihoods_of(network: Network, trainer: LocalTrainer, components_SM: Tensors, examples: Examples) -> Tensor:
-    """(S, N, M): log p(y|x, m); zero where there is no example."""
+def log_likelihoods(setup: AlgorithmSetup, components_M: Tensors, batch: Batch) -> Tensor:
+    """(B, M): log p(y|x, m), minus the loss; of a regression up to a constant that is the same for all components."""
+    each_MBC = predictions_of(setup, components_M, batch)
+    return -torch.stack([setup.task.losses(one_BC, batch.y) for one_BC in each_MBC], dim=-1)
 
-    def likelihoods(components_M: Tensors, batch: Batch) -> Tensor:
-        return log_likelihoods(log_probs_of(network, components_M, batch), batch.y)
 
-    return trainer.per_example(likelihoods, components_SM, examples)
+def likelihoods_of(setup: AlgorithmSetup, trainer: LocalTrainer, components_SM: Tensors, examples: Examples) -> Tensor:
+    """(S, N, M): the same of every example; zero where there is none."""
+    return trainer.per_example(lambda one_M, batch: log_likelihoods(setup, one_M, batch), components_SM, examples)
 
 
 def responsibilities(weights_SM: Tensor, log_likelihood_SNM: Tensor) -> Tensor:
@@ -121,11 +123,11 @@ def mean_responsibility(weights_SM: Tensor, q_SNM: Tensor, counts_S: Tensor) -> 
     return torch.where(counts_S[:, None] > 0, mean_SM, weights_SM)
 
 
-def weighted_losses(network: Network) -> Loss:
+def weighted_losses(setup: AlgorithmSetup) -> Loss:
     """M-step: the loss of every component on each example, weighted with its q."""
 
     def losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
-        likelihood_BM = log_likelihoods(log_probs_of(network, trainable["components"], batch), batch.y)
+        likelihood_BM = log_likelihoods(setup, trainable["components"], batch)
         return -(batch.extra[RESPONSIBILITY] * likelihood_BM).sum(-1)
 
     return losses
@@ -135,10 +137,10 @@ def local_update(
     setup: AlgorithmSetup, shared: Broadcast, client: MixtureWeights, data: ClientData, rng: Streams
 ) -> tuple[MixtureWeights, Update, TrainingReport]:
     trainer, train = setup.federated, data.train
-    likelihood_SNM = likelihoods_of(setup.expert, trainer, shared.experts, train)
+    likelihood_SNM = likelihoods_of(setup, trainer, shared.experts, train)
     q_SNM = responsibilities(client.weights, likelihood_SNM)
     weighted = train._replace(extra={**train.extra, RESPONSIBILITY: q_SNM})
-    group = trainer.group(shared.experts, weighted_losses(setup.expert), weighted)
+    group = trainer.group(shared.experts, weighted_losses(setup), weighted)
     fitted = trainer.fit({"components": group}, rng)
     update = Update(fitted.params["components"], shared.expert_ids, train.counts.to(torch.float32))
     weights_SM = mean_responsibility(client.weights, q_SNM, train.counts)
@@ -162,7 +164,7 @@ def fit_weights(
     config: FedEmConfig, setup: AlgorithmSetup, shared: Broadcast, client: MixtureWeights, data: ClientData
 ) -> MixtureWeights:
     """The components stay, so their likelihoods are computed once; every client starts from equal weights."""
-    likelihood_SNM = likelihoods_of(setup.expert, setup.personal, shared.experts, data.train)
+    likelihood_SNM = likelihoods_of(setup, setup.personal, shared.experts, data.train)
     counts_S = data.train.counts
     weights_SM = torch.full_like(client.weights, 1 / config.num_components)
     for _ in range(config.mixture_steps):
@@ -171,7 +173,7 @@ def fit_weights(
     return MixtureWeights(torch.where(counts_S[:, None] > 0, weights_SM, client.weights))
 
 
-def predict(network: Network, shared: Broadcast, weights_M: Tensor, x: Tensor) -> Tensor:
-    """The mixture of the components' probabilities."""
-    log_probs_MBC = log_probs_of(network, shared.experts, Batch(x, x.new_zeros(len(x)), {}))
-    return log_mixture(weights_M.log().expand(len(x), -1), log_probs_MBC)
+def predict(setup: AlgorithmSetup, shared: Broadcast, weights_M: Tensor, x: Tensor) -> Tensor:
+    """The mixture of the components' predictions."""
+    each_MBC = predictions_of(setup, shared.experts, Batch(x, x.new_zeros(len(x)), {}))
+    return setup.task.mixture(weights_M.log().expand(len(x), -1), each_MBC)

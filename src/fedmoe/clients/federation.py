@@ -1,5 +1,6 @@
 """A federation: who holds what, read by client id, so that cost follows the clients in use and not the population."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,7 +51,7 @@ class Federation:
 
     num_clients: int
     num_unseen: int
-    num_classes: int
+    num_classes: int  # 0 in a regression
     input_shape: tuple[int, ...]
     participants: Indices  # training clients that opted in and have an opted-in training record
     global_test: Examples
@@ -63,6 +64,14 @@ class Federation:
     side_values: Mapping[str, int] = field(default_factory=dict)
     # The unseen client that is scored on a sample of everyone's validation examples, if there is one.
     pooled: ClientId | None = None
+    target_shape: tuple[int, ...] | None = (
+        None  # of one example's numbers in a regression, () for one; None for classes
+    )
+
+    @property
+    def num_outputs(self) -> int:
+        """Of an expert: a score per class, or a number per target."""
+        return self.num_classes if self.target_shape is None else math.prod(self.target_shape)
 
     def participates(self, client: ClientId) -> bool:
         """Whether this client trains with the others."""
@@ -172,4 +181,5 @@ def federation_from_split(
         digest=split.digest,
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
         side_values=transform.side_values if transform else {},
+        target_shape=None if dataset.num_classes else tuple(dataset.train.y.shape[1:]),
     )

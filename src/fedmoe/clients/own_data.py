@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmoe import trees
 from fedmoe.clients.federation import Federation, Records, examples, keep, take
-from fedmoe.clients.own_records import ExampleSource, OptedOut, read_examples, read_mask
+from fedmoe.clients.own_records import ExampleSource, OptedOut, TaskName, read_examples, read_mask
 from fedmoe.core_types import Examples
 from fedmoe.errors import DataError
 from fedmoe.streams import torch_stream
@@ -36,6 +36,7 @@ def federation_from_clients(
     clients: Mapping[str, ClientInput],
     *,
     num_classes: int | None = None,
+    task: TaskName = "classification",
     side_values: Mapping[str, int] | None = None,
     unseen: Collection[str] = (),
     global_test: ExampleSource | None = None,
@@ -52,6 +53,7 @@ def federation_from_clients(
     Args:
         num_classes: default: as many as opted-in training and validation rows of clients that take part show, and
             the global test if one is given. A row with a higher label is then refused: declare the number.
+        task: "regression" where y are numbers, (N,) or several per row (N, T); then there are no classes.
         side_values: how many values side information has, by name; the default is found likewise.
         unseen: clients that never train with the others; they are numbered last.
         global_test: what every model is scored on; default: the opted-in test rows of clients that take part,
@@ -66,23 +68,27 @@ def federation_from_clients(
     opted_out = opted_out or {}
     _require_known("unseen", unseen, clients)
     _require_known("opted_out", opted_out, clients)
+    if task == "regression" and num_classes is not None:
+        raise DataError(f"num_classes={num_classes}, but task='regression' has no classes. Leave one of them away.")
     shares = {"validation": validation_share, "test": test_share}
     _require_shares(shares)
     names = sorted(clients, key=lambda name: name in unseen)  # stable: the given order, unseen clients last
     num_clients = sum(name not in unseen for name in names)
-    everyone = [_client(n, clients[n], opted_out.get(n, False), shares, num_classes, seed) for n in names]
+    everyone = [_client(n, clients[n], opted_out.get(n, False), shares, num_classes, task, seed) for n in names]
     participants = [c for c, one in enumerate(everyone[:num_clients]) if bool(one.records.train_opted_in.any())]
     if not participants:
         raise DataError(f"none of the {len(names)} clients has a training row to share. Opt in one that is not unseen.")
     sharing = [everyone[client] for client in participants]
-    given_test = None if global_test is None else read_examples(global_test, "global_test", num_classes)
+    given_test = None if global_test is None else read_examples(global_test, "global_test", num_classes, task)
     parts = dict(_parts(everyone))
     _require_one_kind(parts if given_test is None else {**parts, "global_test": given_test})
-    shared_test = _balanced(sharing, seed) if given_test is None else given_test
+    shared_test = _balanced(sharing, task, seed) if given_test is None else given_test
+    is_classes = task == "classification"
     return Federation(
         num_clients=num_clients,
         num_unseen=len(names) - num_clients,
-        num_classes=_num_classes(num_classes, sharing, given_test, parts),
+        num_classes=_num_classes(num_classes, sharing, given_test, parts) if is_classes else 0,
+        target_shape=None if is_classes else tuple(everyone[0].records.train.y.shape[1:]),
         input_shape=tuple(everyone[0].records.train.x.shape[1:]),
         participants=np.array(participants, dtype=np.int64),
         global_test=shared_test,
@@ -95,13 +101,21 @@ def federation_from_clients(
 
 
 def _client(
-    name: str, given: ClientInput, opted_out: OptedOut, shares: Mapping[str, float], num_classes: int | None, seed: int
+    name: str,
+    given: ClientInput,
+    opted_out: OptedOut,
+    shares: Mapping[str, float],
+    num_classes: int | None,
+    task: TaskName,
+    seed: int,
 ) -> OwnClient:
     whose, sources = f"client {name!r}", given if isinstance(given, Mapping) else {"train": given}
     _require_known(whose, sources, PARTS)
     if "train" not in sources:
         raise DataError(f"{whose} has no part 'train'. Give one, or a bare (x, y) that is cut for you.")
-    read = {p: read_examples(sources[p], whose if p == "train" else f"{whose}, {p}", num_classes) for p in sources}
+    read = {
+        p: read_examples(sources[p], whose if p == "train" else f"{whose}, {p}", num_classes, task) for p in sources
+    }
     train = read.pop("train")
     if not len(train.y):
         raise DataError(f"{whose} is empty: it has no training row. Leave it out.")
@@ -132,10 +146,12 @@ def _cut(size: int, shares: Mapping[str, float], seed: int, name: str) -> dict[s
     return {part: at.sort().values for part, at in zip(PARTS, rows, strict=True)}
 
 
-def _balanced(sharing: Sequence[OwnClient], seed: int) -> Examples:
+def _balanced(sharing: Sequence[OwnClient], task: TaskName, seed: int) -> Examples:
     """Opted-in rows of the test parts; no class has more of them than its even share of all."""
     tests = [keep(one.records.test, one.test_opted_in) for one in sharing]
     x, y = (torch.cat([getattr(test, field) for test in tests]) for field in ("x", "y"))
+    if task == "regression":
+        return examples(x, y)
     order = torch.randperm(len(y), generator=torch_stream(seed, "own data", "global test"))
     even = len(y) // max(1, len(y.unique()))
     chosen = torch.cat([order[:0], *(order[y[order] == label][:even] for label in y.unique())]).sort().values
@@ -211,12 +227,16 @@ def _require_shares(shares: Mapping[str, float]) -> None:
 
 
 def _require_one_kind(parts: Mapping[str, Examples]) -> None:
-    """One shape and dtype of x: clients are put side by side, and one model reads them all."""
-    kinds = {whose: f"{part.x.dtype} of shape {tuple(part.x.shape[1:])}" for whose, part in parts.items()}
-    first = next(iter(kinds))
-    for whose, kind in kinds.items():
-        if kind != kinds[first]:
-            raise DataError(f"{whose}: x is {kind}, but of {first} {kinds[first]}. Bring all to one shape and type.")
+    """One shape and dtype of x, one shape of y: clients are put side by side, and one model reads them all."""
+    for what in ("x", "y"):
+        tensors = {whose: getattr(part, what) for whose, part in parts.items()}
+        kinds = {whose: f"{one.dtype} of shape {tuple(one.shape[1:])}" for whose, one in tensors.items()}
+        first = next(iter(kinds))
+        for whose, kind in kinds.items():
+            if kind != kinds[first]:
+                raise DataError(
+                    f"{whose}: {what} is {kind}, but of {first} {kinds[first]}. Bring all to one shape and type."
+                )
 
 
 def _require_known(whose: str, names: Collection[str], known: Collection[str]) -> None:

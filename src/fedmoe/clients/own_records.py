@@ -1,7 +1,7 @@
 """What a user gives for one client: arrays, tensors or a torch Dataset, read and checked row by row."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,21 +17,34 @@ Array = Tensor | NDArray[Any]
 ExampleArrays = tuple[Array, Array] | tuple[Array, Array, Mapping[str, Array]]  # x (N, ...), y (N,), side info (N,)
 ExampleSource = ExampleArrays | Dataset[Any]
 OptedOut = bool | Sequence[bool] | Tensor
+TaskName = Literal["classification", "regression"]
 
 
-def read_examples(source: ExampleSource, whose: str, num_classes: int | None) -> Examples:
+def read_examples(source: ExampleSource, whose: str, num_classes: int | None, task: TaskName) -> Examples:
     if isinstance(source, Dataset) and hasattr(source, "__len__"):
         source = _stacked([source[row] for row in range(len(source))], whose)
     if not (isinstance(source, tuple | list) and len(source) in (2, 3)):
         raise DataError(f"{whose} is a {type(source).__name__}. Give (x, y) arrays, or a torch Dataset with a length.")
     x, y = (_tensor(array, whose) for array in source[:2])
-    if y.dim() != 1 or x.dim() < 1 or len(x) != len(y):
-        raise DataError(f"{whose}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}. Give one label number per row.")
+    most_axes, wanted = (
+        (1, "one label number per row") if task == "classification" else (2, "one or more numbers per row")
+    )
+    if not 1 <= y.dim() <= most_axes or x.dim() < 1 or len(x) != len(y) or 0 in y.shape[1:]:
+        raise DataError(f"{whose}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}. Give {wanted}.")
     x = x.to(torch.float32) if x.is_floating_point() else x
-    if not bool(x.isfinite().all()):
-        row = int((~x.isfinite()).reshape(len(x), -1).any(1).nonzero()[0])
-        raise DataError(f"{whose}, row {row}: x holds NaN or infinity (as float32). Fix or drop the row.")
-    return examples(x, _whole_numbers(y, whose, "label", num_classes), _side(source[2:], whose, len(y)))
+    _require_finite(x, whose, "x")
+    side = _side(source[2:], whose, len(y))
+    if task == "classification":
+        return examples(x, _whole_numbers(y, whose, "label", num_classes), side)
+    y = y.to(torch.float32)
+    _require_finite(y, whose, "y")
+    return examples(x, y, side)
+
+
+def _require_finite(values: Tensor, whose: str, what: str) -> None:
+    if not bool(values.isfinite().all()):
+        row = int((~values.isfinite()).reshape(len(values), -1).any(1).nonzero()[0])
+        raise DataError(f"{whose}, row {row}: {what} holds NaN or infinity (as float32). Fix or drop the row.")
 
 
 def read_mask(whose: str, opted_out: OptedOut, size: int) -> Tensor:
@@ -67,8 +80,8 @@ def _stacked(items: Sequence[Any], whose: str) -> ExampleArrays:
         if not isinstance(side := item[2] if len(item) == 3 else {}, Mapping):
             raise DataError(f"{whose}, row {row}: side information is a {type(side).__name__}, not a dict by name.")
         sides.append(side)
-        if ys[row].dim() or xs[row].shape != xs[0].shape:
-            raise DataError(f"{whose}, row {row}: x has another shape than the first, or y is not one number.")
+        if ys[row].dim() > 1 or ys[row].shape != ys[0].shape or xs[row].shape != xs[0].shape:
+            raise DataError(f"{whose}, row {row}: x or y has another shape than the first.")
         if set(sides[row]) != set(sides[0]):
             raise DataError(
                 f"{whose}, row {row}: side information is {sorted(sides[row])}, of row 0 {sorted(sides[0])}."
@@ -95,5 +108,8 @@ def _whole_numbers(values: Tensor, whose: str, what: str, num_classes: int | Non
     wrong = ((number < 0) | (number > highest) | (number != number.to(torch.int64))).nonzero()
     if len(wrong):
         row, upper = int(wrong[0]), "" if num_classes is None else f" to num_classes - 1 = {highest}"
-        raise DataError(f"{whose}, row {row}: the {what} is {number[row].item()}. Give integers from 0{upper}.")
+        or_numbers = ", or say task='regression' where numbers are predicted" if what == "label" else ""
+        raise DataError(
+            f"{whose}, row {row}: the {what} is {number[row].item()}. Give integers from 0{upper}{or_numbers}."
+        )
     return number.to(torch.int64)

@@ -67,7 +67,7 @@ def _read_member(archive: zipfile.ZipFile, name: str, largest: int) -> NDArray[n
 
 
 def load_npz_folder(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """One client per file `name.npz` with arrays `x` (N, ...) and `y` (N,), sorted by file name.
+    """One client per file `name.npz` with arrays `x` (N, ...) and `y` (N,) or (N, T), sorted by file name.
 
     Floats become float32, whole numbers int64 (x as bytes stays so). Labels are whole numbers from 0, or, for a
     regression, floats. Files that start with a dot are passed over; any other file is refused, lest it be forgotten.
@@ -89,15 +89,18 @@ def _read_client(path: Path) -> tuple[Tensor, Tensor]:
     arrays = read_npz(path)
     if set(arrays) != {"x", "y"}:
         raise DataError(f"{path} holds {', '.join(sorted(arrays)) or 'no array'}, not x and y. {NPZ_REMEDY}")
-    if arrays["y"].ndim != 1 or arrays["x"].ndim < 1 or len(arrays["x"]) != len(arrays["y"]):
+    if arrays["y"].ndim not in (1, 2) or arrays["x"].ndim < 1 or len(arrays["x"]) != len(arrays["y"]):
         shapes = f"x has shape {arrays['x'].shape} and y {arrays['y'].shape}"
-        raise DataError(f"{path}: {shapes}. Give one row of x and one number of y per example.")
+        raise DataError(f"{path}: {shapes}. Give one row of x and one of y per example.")
     if not len(arrays["y"]):
         raise DataError(f"{path} has no rows. Give the client at least one example, or remove the file.")
     x, y = (_as_tensor(arrays[name], name, path) for name in ("x", "y"))
     if not y.is_floating_point() and int(y.min()) < 0:
         row = int((y < 0).nonzero()[0])
-        raise DataError(f"{path}, row {row}: the label is {int(y[row])}. Number the classes from 0.")
+        raise DataError(
+            f"{path}, row {row}: the label is {int(y[row])}. Number the classes from 0; numbers that are to be "
+            "predicted are written as floats."
+        )
     return x, y
 
 
@@ -118,10 +121,10 @@ def _as_tensor(array: NDArray[np.generic], name: str, path: Path) -> Tensor:
 
 def _require_alike(clients: dict[str, tuple[Tensor, Tensor]], files: list[Path]) -> None:
     """Models read all clients alike, so their examples have one shape and one kind of number."""
-    forms = [(tuple(x.shape[1:]), x.dtype, y.dtype) for x, y in clients.values()]
+    forms = [(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype) for x, y in clients.values()]
     for file, form in zip(files, forms, strict=True):
         if form != forms[0]:
-            shown = "rows of shape {} of {} with labels of {}"
+            shown = "rows of shape {} of {} with labels of shape {} of {}"
             raise DataError(
                 f"{file} has {shown.format(*form)}, but {files[0].name} has {shown.format(*forms[0])}. "
                 "Give every client's examples the same shape and kind of numbers."

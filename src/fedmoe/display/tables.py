@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import RunRecord, summarise
-from fedmoe.report.markdown import metric_text, percent, score_text
+from fedmoe.report.markdown import figure_text, metric_text, score_text
 
 if TYPE_CHECKING:
     from fedmoe.data.available import SourceStatus
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
 
 def score_table(results: Sequence[RunRecord], title: str) -> Table:
-    """Accuracy in percent, mean over clients (and seeds)."""
+    """Accuracy in percent, or RMSE: mean over clients (and seeds)."""
+    figure = figure_of(results)
     seeds = len({result["seed"] for result in results})
     table = Table(
-        title=f"{escape(title)}: accuracy in %, mean over clients"
+        title=f"{escape(title)}: {figure.heading}, mean over clients"
         + (f", ± 95% over {seeds} seeds" if seeds > 1 else ""),
         caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
@@ -33,8 +35,8 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
     for column in ("own data", "global", *new_clients, "worst 10%", "spread", *map(escape, metrics)):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
-        cells = [score_text(row[part]) for part in ("own", "global", *new_clients)]
-        cells += [percent(row["own"], key) for key in ("worst_decile", "spread")]
+        cells = [score_text(row[part], figure) for part in ("own", "global", *new_clients)]
+        cells += [figure_text(row["own"], key, figure) for key in ("worst_decile", "spread")]
         table.add_row(escape(row["title"]), *cells, *(metric_text(row["metrics"].get(name)) for name in metrics))
     return table
 

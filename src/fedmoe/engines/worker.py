@@ -28,7 +28,7 @@ class Worker:
 
     def __init__(self, parts: Parts, store: Path, run_id: str) -> None:
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
-        self.metrics = parts.metrics
+        self.metrics, self.task = parts.metrics, parts.task
         self.seed = parts.config.seed
         self._store_path, self._run_id = store, run_id
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
@@ -133,7 +133,8 @@ class Worker:
         own = self._client_state(delivered, client, state)
         personal = None if final is None else self.store.load("final", self.algorithm.personal_type, client, final)
         self.close()
-        return PersonalModel(self.algorithm.predict, {"broadcast": delivered, "client": own, "personal": personal})
+        parts = {"broadcast": delivered, "client": own, "personal": personal}
+        return PersonalModel(self.algorithm.predict, parts, self.task)
 
     def _require_permission(self, phase: str, clients: Sequence[ClientId]) -> None:
         """Nothing leaves a client that opted out; private parts only where this side's config says so, too."""
@@ -158,7 +159,9 @@ class Worker:
         return [
             Score(
                 client, unseen, model, data,
-                *score_examples(lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics),  # type: ignore[misc]
+                *score_examples(
+                    lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics, self.task  # type: ignore[misc]
+                ),
             )
             for model, personal in models.items()
             for data, rows in parts.items()

@@ -1,4 +1,4 @@
-"""What a client ends with: an ordinary `nn.Module` that maps x to probabilities."""
+"""What a client ends with: an ordinary `nn.Module` that maps x to probabilities, or to the numbers of a regression."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,20 @@ from torch import Tensor, nn
 
 from fedmoe import trees
 from fedmoe.core_types import Tree
+from fedmoe.models.task import CLASSIFICATION, Task
 
 
 class PersonalModel(nn.Module):
     """All parts are buffers, so `state_dict`, `to` and saving work as for any module. Call it: ``model(x)``."""
 
-    def __init__(self, predict: Callable[[Any, Any, Any, Tensor], Tensor], parts: dict[str, Tree | None]) -> None:
+    def __init__(
+        self,
+        predict: Callable[[Any, Any, Any, Tensor], Tensor],
+        parts: dict[str, Tree | None],
+        task: Task = CLASSIFICATION,
+    ) -> None:
         super().__init__()
+        self._task = task
         self._predict = predict
         self._kinds = {role: type(tree) for role, tree in parts.items() if tree is not None}
         for role, tree in parts.items():
@@ -22,9 +29,9 @@ class PersonalModel(nn.Module):
         self._names = {role: list(trees.to_named(tree)) if tree is not None else [] for role, tree in parts.items()}
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, *input shape) -> (B, classes) probabilities."""
+        """(B, *input shape) -> (B, classes) probabilities, or (B, targets) numbers."""
         broadcast, client, personal = (self._part(role) for role in ("broadcast", "client", "personal"))
-        return self._predict(broadcast, client, personal, x).exp()
+        return self._task.answer(self._predict(broadcast, client, personal, x))
 
     def _part(self, role: str) -> Tree | None:
         if role not in self._kinds:
