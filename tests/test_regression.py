@@ -11,7 +11,8 @@ from torch import nn
 import fedmoe
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.errors import ConfigError, DataError, MessageError
-from fedmoe.evaluation.metrics import Score, regression_metrics
+from fedmoe.evaluation.metrics import Score
+from fedmoe.evaluation.regression import mae, r2, rmse
 from fedmoe.evaluation.score_message import score_message, scores_in
 
 FEATURES = 3
@@ -96,18 +97,28 @@ def test_the_report_and_the_tables_speak_of_errors(tmp_path: Path) -> None:
     run("fine_tuned", tmp_path)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "<h2>RMSE</h2>" in page and "Bold: lowest mean" in page and "ccuracy" not in page
-    assert "| mae | r2 |" in (tmp_path / "table.md").read_text("utf-8")
+    assert "| MAE | R² |" in (tmp_path / "table.md").read_text("utf-8")
 
 
 def test_metrics_are_those_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(1)
     y, predicted = (torch.randn(30, 2, generator=generator) for _ in range(2))
-    found = regression_metrics(predicted, y)
-    for name, metric in (("rmse", None), ("mae", mean_absolute_error), ("r2", r2_score)):
-        if metric is not None:
-            assert found[name] == pytest.approx(metric(y.double(), predicted.double()), rel=1e-6)
-    assert found["rmse"] == pytest.approx(root_mean_squared_error(y.flatten(), predicted.flatten()), rel=1e-6)
-    assert np.isnan(regression_metrics(predicted[:1], y[:1])["r2"])
+    assert mae(predicted, y) == pytest.approx(mean_absolute_error(y.double(), predicted.double()), rel=1e-6)
+    assert r2(predicted, y) == pytest.approx(r2_score(y.double(), predicted.double()), rel=1e-6)
+    assert rmse(predicted, y) == pytest.approx(root_mean_squared_error(y.flatten(), predicted.flatten()), rel=1e-6)
+    assert np.isnan(r2(predicted[:1], y[:1]))
+
+
+def test_metrics_of_the_other_task_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'auc' is for classification, and these data are a regression"):
+        fedmoe.run(
+            table_of("fedavg") | {"evaluation": {"metrics": ["auc"]}},
+            federation=federation_of(),
+            expert=lambda: nn.Linear(FEATURES, 1),
+            directory=tmp_path,
+        )
+    with pytest.raises(ConfigError, match="always measured in a regression"):
+        fedmoe.run({"evaluation": {"metrics": ["rmse"]}}, directory=tmp_path)
 
 
 def test_scores_of_a_regression_carry_no_accuracy() -> None:
@@ -171,3 +182,23 @@ def test_the_synthetic_users_are_served(tmp_path: Path) -> None:
     result = fedmoe.run(table, expert=lambda: nn.Linear(2, 1), directory=tmp_path)
     errors = [score["metrics"]["rmse"] for score in result.data["scores"] if score["data"] == "own"]
     assert len(errors) == 2 and min(errors) > 5 and max(errors) < 25
+
+
+def test_columns_of_a_table_are_targets_where_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "homes.csv"
+    rows = [f"{'ab'[n % 2]},{n % 7},{n % 5},{0.5 * (n % 7) - 1},{n % 5}.25" for n in range(60)]
+    file.write_text("\n".join(["town,rooms,age,price,rent", *rows]) + "\n")
+    data = {"name": "table", "file": str(file), "client": "town", "label": ["price", "rent"], "task": "regression"}
+    result = fedmoe.run(table_of("fedavg") | {"data": data}, expert=lambda: nn.Linear(2, 2), directory=tmp_path / "run")
+    assert max(score["metrics"]["rmse"] for score in result.data["scores"]) < 1.0
+    federation = fedmoe.federation_from_table(str(file), client="town", label="price", task="regression")
+    assert federation.target_shape == () and federation.load(0).train.y[0] == -1.0
+    assert type(federation.table).from_dict(federation.table.to_dict()) == federation.table
+    for label, task, words in (
+        ("price", "classification", "say task='regression'"),
+        (["price", "rent"], "classification", "needs task='regression'"),
+        (["price", "price"], "regression", "one twice"),
+        ("town", "regression", "no finite number"),
+    ):
+        with pytest.raises(DataError, match=words):
+            fedmoe.federation_from_table(str(file), client="town", label=label, task=task, features=["rooms"])

@@ -13,7 +13,7 @@ from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.config import ExperimentConfig, with_algorithm
 from fedmoe.core_types import ClientId
 from fedmoe.errors import ConfigError
-from fedmoe.evaluation.metrics import REGRESSION_METRICS, Metric, load_metrics
+from fedmoe.evaluation.metrics import Metric, load_metrics
 from fedmoe.federations import BuiltFederation, build_federation
 from fedmoe.models.catalog import build_model
 from fedmoe.models.network import ModuleOrFactory, Network
@@ -36,7 +36,7 @@ class Parts:
     title: str  # what tables call the algorithm
     cohort_size: int | Callable[[int], int]  # how many clients are computed together, of how many that take part
     source: BuiltFederation
-    metrics: Mapping[str, Metric] = field(default_factory=dict)  # of the user's own, beside accuracy and loss
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
 
     @property
@@ -48,11 +48,6 @@ class Parts:
     @property
     def task(self) -> Task:
         return task_of(self.config, self.federation)
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """What every score has beside accuracy and loss."""
-        return (*(REGRESSION_METRICS if isinstance(self.task, Regression) else ()), *self.metrics)
 
     @property
     def data_digest(self) -> str:
@@ -97,7 +92,7 @@ def build(
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
     title = config.algorithm.label or config.algorithm.entry.title
-    metrics = load_metrics(config.evaluation.metrics)
+    metrics = load_metrics(config.evaluation.metrics, whole.num_classes, whole.task)
     return Parts(resolved, whole, *networks, made, title, size, source, metrics, tuple(notes))
 
 
@@ -134,9 +129,9 @@ def build_algorithm(
     task = task_of(config, federation)
     setup = AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend, task),
-        local=LocalTrainer(config.training.local, backend, task),
-        personal=LocalTrainer(config.training.personal, backend, task),
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, task),
+        local=LocalTrainer(config.training.local, backend, task=task),
+        personal=LocalTrainer(config.training.personal, backend, task=task),
         clients_per_round=None if wanted == "all" else wanted,
         num_clients=federation.num_clients,
         num_participants=len(federation.participants),

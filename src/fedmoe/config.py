@@ -23,70 +23,36 @@ from fedmoe.algorithm_choice import AlgorithmChoice
 from fedmoe.algorithms.catalog import CATALOG, find
 from fedmoe.algorithms.outside import entry_of
 from fedmoe.algorithms.setup import AlgorithmFactory
-from fedmoe.config_errors import explain, nearest, require_finite
+from fedmoe.config_errors import explain, require_finite
+from fedmoe.data_choice import DataChoice, DataConfig
 from fedmoe.errors import ConfigError
+from fedmoe.evaluation.metric_catalog import require_known
 from fedmoe.import_strings import is_import_string, name_of
 from fedmoe.models.settings import MlpModel, ModelConfig
 from fedmoe.models.task import RegressionLoss
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
-from fedmoe.paths import expanded
+from fedmoe.paths import FilePath, expanded
 from fedmoe.setting_types import Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
 from fedmoe.training.settings import LocalTraining
 
-PATHS = (("data", "folder"), ("opt_out", "masks"))  # in a file they are relative to that file
+PATHS = (("data", "folder"), ("data", "file"), ("opt_out", "masks"))  # in a file they are relative to that file
 RECORDED = "recorded"  # the table that a run adds to its own config.toml: facts, no settings
-
-# Absolute, so that the config which a run records means the same files wherever it is read again.
-FilePath = Annotated[Path, AfterValidator(lambda path: expanded(path).absolute())]
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class DataConfig(Section):
-    """A name that is an import string is a function: name(seed, **the other keys) -> Federation or Dataset.
-
-    A Dataset is then split; of the keys below `folder` is passed on where it is set.
-    """
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = "digits"
-    folder: FilePath | None = None  # default: the environment variable FEDMOE_DATA
-    vocabulary_size: PositiveInt = 20_000  # of word-level text: ids that a model knows, made from opted-in text only
-    num_classes: PositiveInt | None = None  # of npz data; default: as opted-in training and validation rows show
-    task: Literal["classification", "regression"] | None = None  # of npz data; default: classification
-
-    @model_validator(mode="after")
-    def _named_sets_know_their_classes(self) -> "DataConfig":
-        if self.num_classes is not None and self.name != "npz":
-            raise ConfigError(f"data.num_classes is for data.name='npz'; {self.name!r} has its own. Remove it.")
-        if self.task is not None and self.name != "npz":
-            raise ConfigError(f"data.task is for data.name='npz'; {self.name!r} has its own. Remove it.")
-        return self
-
-    @model_validator(mode="after")
-    def _only_functions_have_other_settings(self) -> "DataConfig":
-        for key in () if is_import_string(self.name) else self.model_extra or ():
-            known = nearest(f"data.{key}", [f"data.{name}" for name in DataConfig.model_fields])
-            raise ConfigError(f"the config key 'data.{key}' is not known. {known}")
-        return self
-
-    def settings(self) -> dict[str, Any]:
-        """Of a function of the user's own."""
-        return {**(self.model_extra or {}), **({} if self.folder is None else {"folder": self.folder})}
-
-
 class Rule(Section):
     """Records whose `field` ("label" or a column of the data set) has one of these values are opted out."""
 
     field: str
-    values: tuple[Int, ...]
+    values: tuple[Int | str, ...]  # words are for tables
 
 
 class OptOutConfig(Section):
     client_fraction: Fraction = 0.0
-    clients: tuple[Int, ...] = ()
+    clients: tuple[Int | str, ...] = ()  # numbers, or names where clients have them: npz files and tables
     record_fraction: Fraction = 0.0
     rules: tuple[Rule, ...] = ()
     masks: FilePath | None = None  # an .npz file: for each client id a bool array over its training rows, True is in
@@ -105,6 +71,16 @@ class TrainingConfig(Section):
     local: LocalTraining = LocalTraining(epochs=100)
     personal: LocalTraining = LocalTraining(epochs=100, learning_rate=5e-4)
 
+    @model_validator(mode="after")
+    def _only_rounds_are_counted(self) -> "TrainingConfig":
+        for stage in ("local", "personal"):
+            if getattr(self, stage).rate_over_rounds is not None:
+                raise ConfigError(
+                    f"training.{stage}.rate_over_rounds is set, but this stage is no part of the rounds: its learning "
+                    "rate can change over local steps. Set rate_over_steps instead."
+                )
+        return self
+
 
 class ScheduleConfig(Section):
     rounds: PositiveInt = 50
@@ -122,19 +98,9 @@ class EvaluationConfig(Section):
     clients: PositiveInt | None = None  # personalise and score this many, drawn by the seed; default: all
     clients_asked: Literal["all", "opted_in", "none"] = "all"  # who is asked for scores; they leave the client
     every: PositiveInt | None = None  # score the state of every so many rounds too, and of the last: a learning curve
-    metrics: tuple[str, ...] = ()  # import strings: name(log-probabilities (N, C), labels (N,)) -> a number
+    # Names of `evaluation.metric_catalog`, or import strings: name(log-probabilities (N, C), labels (N,)) -> a number.
+    metrics: Annotated[tuple[str, ...], AfterValidator(require_known)] = ()
     pooled: PositiveInt | None = None  # score a new client without data on so many of everyone's validation examples
-
-    @field_validator("metrics")
-    @classmethod
-    def _metrics_are_import_strings(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if not is_import_string(name):
-                raise ConfigError(
-                    f"evaluation.metrics={name!r} is no import string, such as 'package.module:name'. Accuracy and "
-                    "loss are always there."
-                )
-        return names
 
     @model_validator(mode="after")
     def _a_curve_needs_scores(self) -> "EvaluationConfig":
@@ -156,7 +122,7 @@ class EngineConfig(Section):
 class ExperimentConfig(Section):
     name: str = "run"
     seed: NonNegativeInt = 0
-    data: DataConfig = DataConfig()
+    data: DataChoice = DataConfig()
     split: SplitConfig = MajoritySplit()
     opt_out: OptOutConfig = OptOutConfig()
     model: ModelConfig = MlpModel()
@@ -200,16 +166,17 @@ class ExperimentConfig(Section):
         for name in folders:
             if folders.count(name) > 1:
                 raise ConfigError(f"compare has {name!r} more than once. Give each a label of its own: label = '...'.")
-        if self.data.name == "npz" and "split" in self.model_fields_set:
+        if self.data.has_own_clients and "split" in self.model_fields_set:
             raise ConfigError(
-                "data.name='npz' has one file per client, so there is nothing to split. Remove the section [split]."
+                f"data.name={self.data.name!r} says who holds what, so there is nothing to split. Remove the section "
+                "[split]."
             )
         return self
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_used(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         table: dict[str, Any] = write(self)
-        if self.data.name == "npz":
+        if self.data.has_own_clients:
             table.pop("split", None)
         return table
 
@@ -270,7 +237,11 @@ def read_config(path: Path, changes: Sequence[str] = (), algorithm: AlgorithmFac
         raise ConfigError(f"the config {path} is not valid TOML: {error}.") from error
     for section, key in PATHS:
         inner = table.get(section)
-        if isinstance(inner, dict) and isinstance(inner.get(key), str):
+        if (
+            isinstance(inner, dict)
+            and isinstance(inner.get(key), str)
+            and (key != "file" or inner.get("name") == "table")
+        ):
             inner[key] = str(path.parent / expanded(inner[key]))
     for change in changes:
         _apply(table, change)

@@ -70,7 +70,7 @@ def results_of(
         "name": config.name,
         "algorithm": config.algorithm.name,
         "title": parts.title,
-        "task": "classification" if parts.federation.target_shape is None else "regression",
+        "task": parts.federation.task,
         "seed": config.seed,
         "config": config.model_dump(mode="json"),
         "versions": versions(),
@@ -106,11 +106,12 @@ def _shown(parts: Parts) -> dict[str, Any]:
     if federation.target_shape is not None:
         return {"split_digest": parts.data_digest, "class_counts": [], "class_names": []}
     if source.class_counts is not None and parts.config.evaluation.clients_asked == "all":
-        counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(source.class_names)
+        counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(federation.class_names)
     else:
         counts = [_class_counts(federation, client) for client in range(min(federation.num_clients, SHOWN_CLIENTS))]
-        names = list(source.class_names) or [str(label) for label in range(federation.num_classes)]
-    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names}
+        names = list(federation.class_names) or [str(label) for label in range(federation.num_classes)]
+    table = None if federation.table is None else federation.table.to_dict()
+    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names, "table": table}
 
 
 def _class_counts(federation: Federation, client: ClientId) -> list[int]:

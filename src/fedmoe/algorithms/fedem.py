@@ -16,18 +16,17 @@ from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedmoe import trees
 from fedmoe.aggregation.server_optimizer import init_moments
 from fedmoe.algorithms import fedavg
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, uniform_sample
 from fedmoe.algorithms.fedavg import TrainingReport, move_model
 from fedmoe.algorithms.ifca import distinct_starts
 from fedmoe.algorithms.setup import AlgorithmSetup
-from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, Tree
+from fedmoe.core_types import ClientData, ClientId, Examples, Tensors
 from fedmoe.streams import Streams
-from fedmoe.training.batch import Batch, Loss, Trainable
-from fedmoe.training.classifier import predictions
+from fedmoe.training.batch import Batch
 from fedmoe.training.local import LocalTrainer
+from fedmoe.training.weighted_copies import WeightedCopiesLoss, losses_of, predictions_of
 from fedmoe.wire import message
 
 RESPONSIBILITY = "responsibility"
@@ -93,22 +92,16 @@ def fedem(config: FedEmConfig, setup: AlgorithmSetup) -> Algorithm:
     )
 
 
-def predictions_of(setup: AlgorithmSetup, components_M: Tensors, batch: Batch) -> Tensor:
-    """(M, B, C)."""
-    count = len(next(iter(components_M.values())))
-    components = trees.unstack(components_M, count)
-    return torch.stack([predictions(setup.task, setup.expert, one, batch) for one in components])
-
-
-def log_likelihoods(setup: AlgorithmSetup, components_M: Tensors, batch: Batch) -> Tensor:
-    """(B, M): log p(y|x, m), minus the loss; of a regression up to a constant that is the same for all components."""
-    each_MBC = predictions_of(setup, components_M, batch)
-    return -torch.stack([setup.task.losses(one_BC, batch.y) for one_BC in each_MBC], dim=-1)
-
-
 def likelihoods_of(setup: AlgorithmSetup, trainer: LocalTrainer, components_SM: Tensors, examples: Examples) -> Tensor:
-    """(S, N, M): the same of every example; zero where there is none."""
-    return trainer.per_example(lambda one_M, batch: log_likelihoods(setup, one_M, batch), components_SM, examples)
+    """(S, N, M): log p(y|x, m), minus the loss; zero where there is no example.
+
+    Of a regression it is short of a constant, which is the same for all components.
+    """
+
+    def likelihoods(components_M: Tensors, batch: Batch) -> Tensor:
+        return -losses_of(setup.task, setup.expert, components_M, batch)
+
+    return trainer.per_example(likelihoods, components_SM, examples)
 
 
 def responsibilities(weights_SM: Tensor, log_likelihood_SNM: Tensor) -> Tensor:
@@ -123,16 +116,6 @@ def mean_responsibility(weights_SM: Tensor, q_SNM: Tensor, counts_S: Tensor) -> 
     return torch.where(counts_S[:, None] > 0, mean_SM, weights_SM)
 
 
-def weighted_losses(setup: AlgorithmSetup) -> Loss:
-    """M-step: the loss of every component on each example, weighted with its q."""
-
-    def losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
-        likelihood_BM = log_likelihoods(setup, trainable["components"], batch)
-        return -(batch.extra[RESPONSIBILITY] * likelihood_BM).sum(-1)
-
-    return losses
-
-
 def local_update(
     setup: AlgorithmSetup, shared: Broadcast, client: MixtureWeights, data: ClientData, rng: Streams
 ) -> tuple[MixtureWeights, Update, TrainingReport]:
@@ -140,7 +123,8 @@ def local_update(
     likelihood_SNM = likelihoods_of(setup, trainer, shared.experts, train)
     q_SNM = responsibilities(client.weights, likelihood_SNM)
     weighted = train._replace(extra={**train.extra, RESPONSIBILITY: q_SNM})
-    group = trainer.group(shared.experts, weighted_losses(setup), weighted)
+    losses = WeightedCopiesLoss(setup.expert, "components", RESPONSIBILITY, setup.task)  # M-step
+    group = trainer.group(shared.experts, losses, weighted)
     fitted = trainer.fit({"components": group}, rng)
     update = Update(fitted.params["components"], shared.expert_ids, train.counts.to(torch.float32))
     weights_SM = mean_responsibility(client.weights, q_SNM, train.counts)
@@ -175,5 +159,6 @@ def fit_weights(
 
 def predict(setup: AlgorithmSetup, shared: Broadcast, weights_M: Tensor, x: Tensor) -> Tensor:
     """The mixture of the components' predictions."""
-    each_MBC = predictions_of(setup, shared.experts, Batch(x, x.new_zeros(len(x)), {}))
+    batch = Batch(x, x.new_zeros(len(x)), {})
+    each_MBC = predictions_of(setup.task, setup.expert, shared.experts, batch)
     return setup.task.mixture(weights_M.log().expand(len(x), -1), each_MBC)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from fedmoe import trees
 from fedmoe.clients.opt_out import OptOut
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors
 from fedmoe.data.dataset import Dataset, Table
+from fedmoe.data.tables import TableSchema
 from fedmoe.errors import DataError
 from fedmoe.partition.draw import Transform
 from fedmoe.partition.split import Indices, Split
@@ -64,9 +65,14 @@ class Federation:
     side_values: Mapping[str, int] = field(default_factory=dict)
     # The unseen client that is scored on a sample of everyone's validation examples, if there is one.
     pooled: ClientId | None = None
-    target_shape: tuple[int, ...] | None = (
-        None  # of one example's numbers in a regression, () for one; None for classes
-    )
+    class_names: tuple[str, ...] = ()  # where classes have names
+    table: TableSchema | None = None  # of rows of a table: what turned them into x, and reads new ones
+    # Of one example's numbers in a regression, () for a single one; None for classes.
+    target_shape: tuple[int, ...] | None = None
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        return "classification" if self.target_shape is None else "regression"
 
     @property
     def num_outputs(self) -> int:
@@ -180,6 +186,7 @@ def federation_from_split(
         load=SplitClient,
         digest=split.digest,
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
+        class_names=dataset.class_names,
         side_values=transform.side_values if transform else {},
         target_shape=None if dataset.num_classes else tuple(dataset.train.y.shape[1:]),
     )

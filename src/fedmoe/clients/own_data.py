@@ -66,8 +66,8 @@ def federation_from_clients(
     (6, ['ward'])
     """
     opted_out = opted_out or {}
-    _require_known("unseen", unseen, clients)
-    _require_known("opted_out", opted_out, clients)
+    require_known("unseen", unseen, clients)
+    require_known("opted_out", opted_out, clients)
     if task == "regression" and num_classes is not None:
         raise DataError(f"num_classes={num_classes}, but task='regression' has no classes. Leave one of them away.")
     shares = {"validation": validation_share, "test": test_share}
@@ -110,7 +110,7 @@ def _client(
     seed: int,
 ) -> OwnClient:
     whose, sources = f"client {name!r}", given if isinstance(given, Mapping) else {"train": given}
-    _require_known(whose, sources, PARTS)
+    require_known(whose, sources, PARTS)
     if "train" not in sources:
         raise DataError(f"{whose} has no part 'train'. Give one, or a bare (x, y) that is cut for you.")
     read = {
@@ -196,7 +196,7 @@ def _side_values(
                 f"{whose} has side information {sorted(part.extra)}, but {first} has {known}. "
                 "Give all training and validation rows the same."
             )
-    _require_known("side_values", declared, known)
+    require_known("side_values", declared, known)
     shared = list(_shared_rows(sharing))
     found = {kind: int(torch.cat([rows.extra[kind] for rows in shared]).max()) + 1 for kind in known}
     values = {**found, **declared}
@@ -239,7 +239,7 @@ def _require_one_kind(parts: Mapping[str, Examples]) -> None:
                 )
 
 
-def _require_known(whose: str, names: Collection[str], known: Collection[str]) -> None:
+def require_known(whose: str, names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 1, cutoff=0.4)

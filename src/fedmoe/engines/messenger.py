@@ -59,7 +59,7 @@ class Messenger:
     def __init__(self, parts: Parts, transport: Transport) -> None:
         self.algorithm, self.num_clients = parts.algorithm, parts.federation.num_clients
         self.cohort_size, self.transport = parts.cohort_size, transport
-        self.metrics = parts.metric_names
+        self.metrics = parts.metrics
         self.limits = UpdateLimits(max_norm=parts.config.schedule.max_update_norm)
         self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen)
         self.have_frozen: set[ClientId] = set()  # clients that were sent the frozen weights

@@ -1,7 +1,8 @@
-"""How good a model is on some examples: accuracy and loss, errors of a regression, and metrics of the user's own."""
+"""How good a model is on some examples: accuracy, loss, and the metrics that a config names."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor
 from fedmoe import import_strings
 from fedmoe.core_types import Examples
 from fedmoe.errors import ConfigError
-from fedmoe.models.task import Regression, Task
+from fedmoe.evaluation.metric_catalog import ALWAYS_MEASURED, METRICS, of_class
+from fedmoe.evaluation.metric_catalog import Task as TaskName
+from fedmoe.models.task import CLASSIFICATION, Regression, Task
 from fedmoe.training.inference import CHUNK
 
-Metric = Callable[[Tensor, Tensor], Any]  # (log-probabilities (N, C), labels (N,)), or numbers -> a number
-REGRESSION_METRICS = ("rmse", "mae", "r2")
+Metric = Callable[[Tensor, Tensor], Any]  # (log-probabilities (N, C), labels (N,)) or (numbers, targets) -> a number
 
 
 class Score(NamedTuple):
@@ -27,7 +29,7 @@ class Score(NamedTuple):
     accuracy: float  # NaN in a regression
     loss: float  # mean negative log-likelihood, or the loss of the regression
     examples: int
-    metrics: Mapping[str, float] = {}  # of a regression and of the user's own, by name; NaN where one is not defined
+    metrics: Mapping[str, float] = {}  # those that the config names; NaN where one is not defined
 
     def as_dict(self) -> dict[str, Any]:
         """As results store it: without metrics where there are none, and without an accuracy in a regression."""
@@ -37,45 +39,45 @@ class Score(NamedTuple):
         return table
 
 
-def load_metrics(names: Sequence[str]) -> dict[str, Metric]:
-    """Functions of the user's own by what their scores are called: the name after the colon of the import string."""
+def load_metrics(names: Sequence[str], num_classes: int, task: TaskName = "classification") -> dict[str, Metric]:
+    """Functions by what their scores are called: a name of the catalog, or what follows an import string's colon.
+
+    One that is measured per class is there once for each; a regression's own come first.
+    """
     metrics: dict[str, Metric] = {}
+    names = (*ALWAYS_MEASURED, *names) if task == "regression" else names
     for name in names:
-        called = name.rpartition(":")[2]
-        if called in REGRESSION_METRICS:
-            raise ConfigError(f"evaluation.metrics has {called!r}, which regressions have anyway. Rename the function.")
-        if called in metrics:
+        called, spec = name.rpartition(":")[2], METRICS.get(name)
+        if called in metrics or name in names[: names.index(name)]:
             raise ConfigError(f"evaluation.metrics has two metrics called {called!r}. Give one of them another name.")
-        metrics[called] = import_strings.load("evaluation.metrics", name)
+        function = import_strings.load("evaluation.metrics", spec.function if spec else name)
+        if spec and spec.task != task:
+            raise ConfigError(f"evaluation.metrics={name!r} is for {spec.task}, and these data are a {task}.")
+        if spec and spec.per_class:
+            metrics |= {of_class(name, label): partial(_of_one_class, function, label) for label in range(num_classes)}
+        else:
+            metrics[called] = function
     return metrics
+
+
+def _of_one_class(function: Callable[[Tensor, Tensor, int], float], label: int, log_probs: Tensor, y: Tensor) -> float:
+    return function(log_probs, y, label)
 
 
 def score_examples(
     predict: Callable[[Tensor], Tensor],
     rows: Examples,
     metrics: Mapping[str, Metric] | None = None,
-    task: Task | None = None,
+    task: Task = CLASSIFICATION,
 ) -> tuple[float, float, int, dict[str, float]]:
     """The last fields of a Score: accuracy, mean loss, how many examples, and the metrics."""
     with torch.no_grad():
         predictions_NC = torch.cat([predict(x) for x in rows.x.split(CHUNK)])
+    loss = float(task.losses(predictions_NC, rows.y).double().mean())
     others = {name: _number(name, metric(predictions_NC, rows.y)) for name, metric in (metrics or {}).items()}
     if isinstance(task, Regression):
-        loss = task.losses(predictions_NC, rows.y).double().mean()
-        return math.nan, float(loss), len(rows.y), {**regression_metrics(predictions_NC, rows.y), **others}
-    correct = (predictions_NC.argmax(1) == rows.y).double().mean()
-    likelihood = predictions_NC.gather(1, rows.y[:, None]).double().mean()
-    return float(correct), -float(likelihood), len(rows.y), others
-
-
-def regression_metrics(predictions_NT: Tensor, y_N: Tensor) -> dict[str, float]:
-    """RMSE and MAE over all numbers; R², the mean over targets, where every target varies."""
-    y_NT = y_N.reshape(predictions_NT.shape).double()
-    error_NT = predictions_NT.double() - y_NT
-    total_T = (y_NT - y_NT.mean(0)).square().sum(0)
-    explained_T = 1 - error_NT.square().sum(0) / total_T
-    r2 = explained_T.mean() if bool((total_T > 0).all()) else math.nan
-    return {"rmse": float(error_NT.square().mean().sqrt()), "mae": float(error_NT.abs().mean()), "r2": float(r2)}
+        return math.nan, loss, len(rows.y), others
+    return float((predictions_NC.argmax(1) == rows.y).double().mean()), loss, len(rows.y), others
 
 
 def _number(name: str, value: Any) -> float:

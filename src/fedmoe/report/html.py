@@ -6,9 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from fedmoe.evaluation.figure_of_merit import FigureOfMerit, figure_of
+from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import curves, expert_figures, figures
-from fedmoe.report.markdown import figure_text, metric_text
+from fedmoe.report.markdown import class_blocks, figure_text, metric_text
 from fedmoe.report.methods import Method, Row, client_names, group, rejected_updates
 from fedmoe.report.notes import notes
 from fedmoe.report.svg import colour_rules, element, escape
@@ -56,6 +57,7 @@ def render(results: Sequence[RunRecord], title: str, table: Sequence[Row] | None
     body = [
         element("header", element("h1", escape(title)), _facts(results)),
         _summary(summarise(results) if table is None else table, figure_of(results), notes(results)),
+        *_by_class(results),
         _figures(results),
         _learning(results),
         _experts(group(results)),
@@ -97,7 +99,7 @@ def _summary(table: Sequence[Row], figure: FigureOfMerit, footnotes: Sequence[st
     }
     kinds = {kind: name for kind, name in kinds.items() if any(row.get(kind) for row in table)}
     metrics = list({name: None for row in table for name in row.get("metrics") or {}})
-    names = ["Method", *kinds.values(), "Spread", "Worst decile", *map(escape, metrics)]
+    names = ["Method", *kinds.values(), "Spread", "Worst decile", *(escape(title_of(name)) for name in metrics)]
     best = {kind: figure.best([row[kind]["mean"] for row in table if row.get(kind)]) for kind in kinds}
     rows = [
         element("th", escape(row["title"]), scope="row")
@@ -109,6 +111,18 @@ def _summary(table: Sequence[Row], figure: FigureOfMerit, footnotes: Sequence[st
     more = "".join(element("p", escape(words), class_="note") for words in footnotes)
     title = f"{figure.name}, in percent" if figure.percent else figure.name
     return element("section", element("h2", title), _table(names, rows, _how_to_read(table, figure)), more)
+
+
+def _by_class(results: Sequence[RunRecord]) -> list[str]:
+    sections = []
+    for title, classes, rows in class_blocks(results, summarise(results)):
+        lines = [
+            element("th", escape(method), scope="row") + "".join(element("td", cell) for cell in cells)
+            for method, *cells in rows
+        ]
+        table = _table(["Method", *map(escape, classes)], lines, "Own data: mean over the clients that have the class.")
+        sections.append(element("section", element("h2", f"{escape(title)} by class"), table))
+    return sections
 
 
 def _how_to_read(table: Sequence[Row], figure: FigureOfMerit) -> str:

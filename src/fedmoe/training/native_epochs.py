@@ -42,6 +42,8 @@ from fedmoe.training.optimizers import Adam, Optimizer
 if TYPE_CHECKING:
     from fedmoe.training.fit import Group
 
+OF_THE_FIRST_GROUP = ("proximal", "gradient_offset", "trained_names", "max_gradient_norm", "rates")
+
 
 class NativeEpochs(NamedTuple):
     """One group of a cohort, as the kernels read and write it."""
@@ -51,6 +53,7 @@ class NativeEpochs(NamedTuple):
     counts: list[int]
     batch_size: int
     generators: list[torch.Generator]
+    rates_S: list[Tensor] | None = None  # of each client at each of its steps, float64; None: the optimizer's
 
     def run(self, clients: Sequence[int], steps_S: Sequence[int], steps_before_S: Sequence[int]) -> list[float]:
         """The next steps of some clients: an epoch, or all steps of a schedule that counts them. Their losses' sums."""
@@ -61,6 +64,7 @@ class NativeEpochs(NamedTuple):
                 shuffled(self.generators[s], self.counts[s], size, steps_S[s]),
                 ends_of_batches(self.counts[s], size, steps_S[s]),
                 steps_before_S[s],
+                None if self.rates_S is None else self.rates_S[s][steps_before_S[s] :][: steps_S[s]],
             )
             for s in clients
         ]
@@ -84,8 +88,11 @@ def kernel_spec_of(groups: Mapping[str, "Group"], frozen: Tree) -> KernelSpec | 
     if groups.keys() != known:
         return f"the groups {', '.join(map(repr, groups))} are trained together"
     for other in known - {name}:
-        if any(getattr(groups[other], what) is not None for what in ("proximal", "gradient_offset", "trained_names")):
-            return f"group {other!r} has a proximal term, a gradient offset or untrained parameters beside {name!r}"
+        for feature in OF_THE_FIRST_GROUP:
+            if getattr(groups[other], feature) is not None:
+                return f"group {other!r} has {feature} beside {name!r}"
+        if groups[other].optimizer.weight_decay:
+            return f"group {other!r} has weight decay beside {name!r}"
     for feature in ("batch_term", "noise", "augmentation"):
         if getattr(group, feature):
             return f"group {name!r} has {'an' if feature[0] == 'a' else 'a'} {feature}"
@@ -99,6 +106,7 @@ def native_epochs(
     flat: Mapping[str, Tensor],
     optimizer_state: Tensors,
     corrections: Corrections,
+    rates_S: list[Tensor] | None,
     batch_size: int,
     rng: Streams,
 ) -> NativeEpochs:
@@ -110,7 +118,7 @@ def native_epochs(
     layout = layouts[name]
     bound = _bound_trainer(
         kernels, layout.names, layout.shapes, group.trained_names, group.optimizer, corrections.strength,
-        spec.num_copies, beside, function,
+        corrections.max_norm, spec.num_copies, beside, function,
     )  # fmt: skip
     counts = group.data.counts.tolist()
     size = len(counts)
@@ -128,7 +136,8 @@ def native_epochs(
         checked_rows(corrections.anchor_SP, "the weights to be pulled to", flat[name].shape),
         checked_rows(corrections.offset_SP, "the gradient offset", flat[name].shape),
     )
-    return NativeEpochs(bound.trainer, ClientTable(tensors, objective), counts, batch_size, rng.generators("batches"))
+    table, generators = ClientTable(tensors, objective), rng.generators("batches")
+    return NativeEpochs(bound.trainer, table, counts, batch_size, generators, rates_S)
 
 
 class _BoundTrainer(NamedTuple):
@@ -144,6 +153,7 @@ def _bound_trainer(
     trained_names: frozenset[str] | None,
     optimizer: Optimizer,
     strength: float,
+    max_norm: float | None,
     num_copies: int | None,
     beside: tuple[tuple[str, tuple[int, ...]], ...],
     function: str,
@@ -166,7 +176,7 @@ def _bound_trainer(
         networks, lowest = [expert] * num_copies, lowest * num_copies
         offsets = [np.where(first < 0, first, first + h * expert.sizes) for h in range(num_copies)]
     ranges = _ranges([name in trained for name in names], sizes)
-    settings = _settings(optimizer, strength)
+    settings = _settings(optimizer, strength, max_norm)
     return _BoundTrainer(Trainer(networks, offsets, lowest, settings, ranges, function), starts)
 
 
@@ -192,10 +202,13 @@ def ends_of_batches(count: int, batch_size: int, steps: int) -> Tensor:
     return (starts + ends_of_epoch).flatten()[:steps]
 
 
-def _settings(optimizer: Optimizer, strength: float) -> OptimizerSettings:
+def _settings(optimizer: Optimizer, strength: float, max_norm: float | None) -> OptimizerSettings:
+    settings = OptimizerSettings(
+        rate=optimizer.learning_rate, weight_decay=optimizer.weight_decay, proximal=strength, max_norm=max_norm or 0.0
+    )
     if isinstance(optimizer, Adam):
-        return OptimizerSettings(
-            optimizer.learning_rate, 0.0, optimizer.beta1, optimizer.beta2, optimizer.epsilon, adam=True,
-            proximal=strength,
-        )  # fmt: skip
-    return OptimizerSettings(optimizer.learning_rate, optimizer.momentum, adam=False, proximal=strength)
+        settings.beta1, settings.beta2, settings.epsilon = optimizer.beta1, optimizer.beta2, optimizer.epsilon
+        settings.adam, settings.decoupled = True, optimizer.decoupled
+    else:
+        settings.momentum = optimizer.momentum
+    return settings
