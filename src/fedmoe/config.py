@@ -117,6 +117,7 @@ class EngineConfig(Section):
     workers: PositiveInt | None = None  # default: one per core
     backend: Literal["auto", "native", "batched", "sequential"] = "auto"
     cohort_size: PositiveInt | None = None  # clients trained together: 1 sequential, 16 batched
+    retries: NonNegativeInt = 2  # times that a cohort is run again because its worker was lost
 
 
 class ExperimentConfig(Section):
