@@ -19,7 +19,6 @@ from fedmoe.evaluation.metrics import load_metrics
 from fedmoe.report.html import render
 from fedmoe.report.markdown import markdown_table
 
-
 METRICS = [name for name, spec in EVERY_METRIC.items() if spec.task == "classification"]
 
 
