@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedmoe.clients.own_data import federation_from_clients
     from fedmoe.clients.own_table import federation_from_table
     from fedmoe.data.dataset import Dataset, Table
+    from fedmoe.loading import load
     from fedmoe.partition.split import Shards, Split
     from fedmoe.result import Result
 
@@ -36,6 +37,7 @@ __all__ = [
     "build",
     "federation_from_clients",
     "federation_from_table",
+    "load",
     "run",
 ]
 
@@ -51,6 +53,7 @@ _HOMES = {
     "build": "fedmoe.api",
     "federation_from_clients": "fedmoe.clients.own_data",
     "federation_from_table": "fedmoe.clients.own_table",
+    "load": "fedmoe.loading",
     "run": "fedmoe.api",
 }
 

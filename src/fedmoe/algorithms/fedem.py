@@ -89,6 +89,9 @@ def fedem(config: FedEmConfig, setup: AlgorithmSetup) -> Algorithm:
         personal_type=MixtureWeights,
         no_regression=None,
         personalize=lambda b, client, _personal, data, _rng: fit_weights(config, setup, b, client, data),
+        expert_weights=lambda _b, _client, personal, x: {
+            f"component {m}": weight.expand(x.shape[0]) for m, weight in enumerate(personal.weights)
+        },
     )
 
 
@@ -159,6 +162,6 @@ def fit_weights(
 
 def predict(setup: AlgorithmSetup, shared: Broadcast, weights_M: Tensor, x: Tensor) -> Tensor:
     """The mixture of the components' predictions."""
-    batch = Batch(x, x.new_zeros(len(x)), {})
+    batch = Batch(x, x.new_zeros(x.shape[0]), {})
     each_MBC = predictions_of(setup.task, setup.expert, shared.experts, batch)
-    return setup.task.mixture(weights_M.log().expand(len(x), -1), each_MBC)
+    return setup.task.mixture(weights_M.log().expand(x.shape[0], -1), each_MBC)

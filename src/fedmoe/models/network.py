@@ -13,7 +13,13 @@ from fedmoe.core_types import Tensors
 from fedmoe.errors import ConfigError, MessageError
 from fedmoe.models.dense import cohort_forward
 from fedmoe.models.fingerprint import structure_fingerprint, tensors_digest
-from fedmoe.models.parameters import frozen_parameters, inputs_of, parameter_places, trained_parameters
+from fedmoe.models.parameters import (
+    constant_places,
+    frozen_parameters,
+    inputs_of,
+    parameter_places,
+    trained_parameters,
+)
 from fedmoe.native.build import NoKernels
 from fedmoe.native.kernel import Kernel
 from fedmoe.native.program import Program, Unsupported, program_of, without_output
@@ -53,6 +59,7 @@ class Network:
         self.frozen: Tensors = frozen_parameters(self._module)
         self._refuse_nothing_to_train()
         self._places = parameter_places(self._module)
+        self._constant_places = constant_places(self._module)
         self._cohort_forward = cohort_forward(self._module)
         self._installed: Tensors | None = None
         self._output_input: list[Tensor] | None = None
@@ -73,6 +80,21 @@ class Network:
             self._module.train(training)
         output: Tensor = self._module(x)
         return output
+
+    def plain_copy(self) -> "Network":
+        """The same network over a module of its own, which PyTorch computes on every backend."""
+        return Network(self._source, self.name, self.input_shape)
+
+    @property
+    def constants(self) -> Tensors:
+        """What the module reads besides its weights: frozen parameters and buffers."""
+        return {name: places[0][0][places[0][1]].detach() for name, places in self._constant_places.items()}
+
+    def set_constants(self, constants: Tensors) -> None:
+        """Other tensors in their place: on another device, of another type, or those of a trace."""
+        for name, places in self._constant_places.items():
+            for owner, attribute in places:
+                owner[attribute] = constants[name]
 
     def go_native(self) -> None:
         """From now on the native kernels compute it."""
