@@ -63,6 +63,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("fedmoe")
+    if name == "models":  # fedmoe.models.to_group_norm, without an import of its own
+        return importlib.import_module("fedmoe.models")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedmoe' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
@@ -22,6 +22,7 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.models.task import REGRESSION_LOSSES, Classification, Regression, Task
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
+from fedmoe.training.class_weights import balanced_weights, explicit_weights
 from fedmoe.training.fallbacks import fallback_note
 from fedmoe.training.local import LocalTrainer
 
@@ -106,7 +107,8 @@ def build(
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
     networks = build_networks(config.model, whole, expert, gate)
     backend = resolve_backend(config, networks)
-    setup = build_setup(config, whole, unlabelled_new_clients(whole), networks, backend)
+    weights = class_weights(config, whole)
+    setup = build_setup(config, whole, unlabelled_new_clients(whole), networks, backend, weights)
     made = build_algorithm(config, setup)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
     if config.schedule.release and made.release is None:
@@ -163,14 +165,16 @@ def build_setup(
     unlabelled_new_clients: tuple[ClientId, ...],
     networks: tuple[Network, Network],
     backend: Backend,
+    weights: tuple[float, ...] | None = None,
 ) -> AlgorithmSetup:
+    """`weights` are those of classes."""
     _require_images(config, federation)
     wanted, task = config.schedule.clients_per_round, task_of(config, federation)
     return AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, task),
-        local=LocalTrainer(config.training.local, backend, task=task),
-        personal=LocalTrainer(config.training.personal, backend, task=task),
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, weights, task),
+        local=LocalTrainer(config.training.local, backend, class_weights=weights, task=task),
+        personal=LocalTrainer(config.training.personal, backend, class_weights=weights, task=task),
         clients_per_round=None if wanted == "all" else wanted,
         num_clients=federation.num_clients,
         num_participants=len(federation.participants),
@@ -214,6 +218,20 @@ def task_of(config: ExperimentConfig, federation: Federation) -> Task:
             f"{', '.join(REGRESSION_LOSSES)}, or leave it away."
         )
     return Regression(loss or "squared", config.training.huber_delta)
+
+
+def class_weights(config: ExperimentConfig, federation: Federation) -> tuple[float, ...] | None:
+    """Balanced ones are counted over what may be shared: opted-in training rows of clients that take part."""
+    given = config.training.class_weights
+    if given is None:
+        return None
+    if federation.task == "regression":
+        raise ConfigError("training.class_weights is set, but these data are a regression. Leave it away.")
+    if given != "balanced":
+        return explicit_weights(given, federation.num_classes, federation.class_names)
+    counts = sum(federation.class_counts(int(client)) for client in federation.participants)
+    assert isinstance(counts, Tensor)
+    return balanced_weights(counts.tolist())
 
 
 def _require_names(name: str, algorithm: Algorithm) -> None:

@@ -105,6 +105,11 @@ class Federation:
             raise DataError(f"there is no client {client}: they are numbered 0 to {total - 1}.")
         return client
 
+    def class_counts(self, client: ClientId) -> Tensor:
+        """(C,): of opted-in training records; what the others are private about stays with their client."""
+        records = self.load(client)
+        return torch.bincount(records.train.y[records.train_opted_in], minlength=self.num_classes)
+
     def name_of(self, client: ClientId) -> str:
         return str(client) if self.names is None else self.names[client]
 
