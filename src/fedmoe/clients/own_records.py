@@ -47,7 +47,7 @@ def read_examples(source: ExampleArrays, whose: str, num_classes: int | None, ta
     x = x.to(torch.float32) if x.is_floating_point() else x
     _require_finite(x, whose, "x")
     side = _side(source[2:], whose, len(y))
-    if task == "classification":
+    if are_classes:
         return examples(x, _whole_numbers(y, whose, "label", num_classes), side)
     y = y.to(torch.float32)
     _require_finite(y, whose, "y")
