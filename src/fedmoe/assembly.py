@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -11,7 +12,7 @@ from fedmoe.algorithms.tracing import native_fallbacks
 from fedmoe.clients.facts import FederationFacts, federation_without_data, unlabelled_new_clients
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.pooled_evaluation import with_pooled_client
-from fedmoe.config import ExperimentConfig, with_algorithm
+from fedmoe.config import ExperimentConfig, parse_config, with_algorithm
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metrics import Metric, load_metrics
@@ -25,6 +26,15 @@ from fedmoe.training.backends import Backend, choose_backend, cohort_size, kerne
 from fedmoe.training.class_weights import balanced_weights, explicit_weights
 from fedmoe.training.fallbacks import fallback_note
 from fedmoe.training.local import LocalTrainer
+
+
+class Given(NamedTuple):
+    """What was passed to `build` as Python objects, beside the config."""
+
+    federation: Federation | None = None
+    expert: ModuleOrFactory | None = None
+    gate: ModuleOrFactory | None = None
+    algorithm: AlgorithmFactory | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,7 @@ class Parts:
     setup: AlgorithmSetup  # what the algorithm was made with
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
+    given: Given = field(default_factory=Given)  # from which, with the config, another process builds the same parts
 
     @property
     def backend(self) -> Backend:
@@ -79,7 +90,7 @@ class Parts:
 
     def fallback_notes(self) -> list[str]:
         """What of the local training is not whole epochs in the native kernels, and why; trains one client briefly."""
-        if self.backend != "native":
+        if self.backend != "native" or self.federation.is_elsewhere:
             return []
         return [fallback_note(why) for why in native_fallbacks(self.algorithm, self.federation, self.config.seed)]
 
@@ -99,6 +110,7 @@ def build(
         expert, gate: the user's own modules or factories of modules.
         algorithm: a factory of the user's own; see `config.with_algorithm`.
     """
+    given = Given(federation, expert, gate, algorithm)
     if algorithm is not None:
         config = with_algorithm(config, algorithm)
     source = BuiltFederation(federation) if federation is not None else build_federation(config)
@@ -115,9 +127,17 @@ def build(
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
+    if config.engine.one_client_per_message:
+        size = 1
     title = config.algorithm.label or config.algorithm.entry.title
     metrics = load_metrics(config.evaluation.metrics, whole.num_classes, whole.task)
-    return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes))
+    return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes), given)
+
+
+def rebuild(table: Mapping[str, Any], given: Given) -> Parts:
+    """The same parts in another process: from a config as JSON and the objects that were given with it."""
+    config = parse_config(table, given.algorithm)
+    return build(config, federation=given.federation, expert=given.expert, gate=given.gate)
 
 
 def build_without_data(

@@ -27,6 +27,7 @@ from fedmoe.config_errors import explain, require_finite
 from fedmoe.data_choice import DataChoice, DataConfig
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metric_catalog import require_known
+from fedmoe.flower_settings import FlowerSettings
 from fedmoe.import_strings import is_import_string, name_of
 from fedmoe.models.settings import MlpModel, ModelConfig
 from fedmoe.models.task import RegressionLoss
@@ -116,11 +117,18 @@ class EvaluationConfig(Section):
 
 
 class EngineConfig(Section):
-    name: Literal["embedded"] = "embedded"
+    name: Literal["embedded", "ray", "flower"] = "embedded"
     workers: PositiveInt | None = None  # default: one per core
     backend: Literal["auto", "native", "batched", "sequential"] = "auto"
     cohort_size: PositiveInt | None = None  # clients trained together: 1 sequential, 16 batched
     retries: NonNegativeInt = 2  # times that a cohort is run again because its worker was lost
+    address: str | None = None  # of a Ray cluster, such as "10.0.0.1:6379" or "auto"; default: a Ray of this machine
+    flower: FlowerSettings = FlowerSettings()
+
+    @property
+    def one_client_per_message(self) -> bool:
+        """A message to a node is for its one client: nothing is trained together."""
+        return self.name == "flower"
 
 
 class ExperimentConfig(Section):

@@ -11,7 +11,7 @@ from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId
-from fedmoe.engines.catalog import open_transport
+from fedmoe.engines.catalog import Connect, open_transport
 from fedmoe.engines.delivery import save_delivery
 from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS, RoundRecord
@@ -72,10 +72,12 @@ def run_events(
     rounds_of: Path | None = None,
     command: str = "",
     should_stop: Callable[[], bool] = never,
+    connect: Connect = open_transport,
 ) -> Iterator[Event]:
     """Run or resume `config` in `directory`. Every event is small; the last one is the Result.
 
-    `rounds_of` is a finished run with the same rounds: a new run starts from where they ended.
+    `rounds_of` is a finished run with the same rounds: a new run starts from where they ended. `connect` opens the
+    transport: that of the config's engine, or of whoever calls from inside an engine.
     """
     run = RunDirectory(directory)
     with run.opened():
@@ -86,7 +88,7 @@ def run_events(
         if parts.source.split is not None:
             parts.source.split.save(run.split)
         notes = [*parts.notes, *parts.fallback_notes(), *(_adopt(rounds_of, run, parts, run_id) if rounds_of else [])]
-        yield from _Run(parts, run, run_id, command, should_stop).events(notes)
+        yield from _Run(parts, run, run_id, command, should_stop, connect).events(notes)
 
 
 def _with_recorded_backend(config: ExperimentConfig, run: RunDirectory) -> ExperimentConfig:
@@ -105,8 +107,15 @@ def _adopt(rounds_of: Path, run: RunDirectory, parts: Parts, run_id: str) -> lis
 
 class _Run:
     def __init__(
-        self, parts: Parts, run: RunDirectory, run_id: str, command: str, should_stop: Callable[[], bool]
+        self,
+        parts: Parts,
+        run: RunDirectory,
+        run_id: str,
+        command: str,
+        should_stop: Callable[[], bool],
+        connect: Connect,
     ) -> None:
+        self.connect = connect
         self.parts, self.run, self.run_id, self.should_stop = parts, run, run_id, should_stop
         self.config, self.algorithm, self.federation = parts.config, parts.algorithm, parts.federation
         self.command = command
@@ -115,7 +124,7 @@ class _Run:
 
     def events(self, notes: Sequence[str]) -> Iterator[Event]:
         begun = time.monotonic()
-        with open_transport(self.parts, self.run.private_store, self.run_id) as transport:
+        with self.connect(self.parts, self.run.private_store, self.run_id) as transport:
             session = Session(self.parts, transport)
             checkpoint, odd = newest_checkpoint(self.run, self.run_id, session)
             finished, changed = self._finished(session, checkpoint)
