@@ -14,6 +14,7 @@ from fedmoe.errors import ConfigError, DataError, MessageError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.regression import mae, r2, rmse
 from fedmoe.evaluation.score_message import score_message, scores_in
+from fedmoe.report.text import clients_text
 
 FEATURES = 3
 WEIGHTS = torch.tensor([[1.0, -2.0], [0.5, 0.0], [0.0, 1.0]])
@@ -94,7 +95,8 @@ def test_several_targets_are_learnt_by_every_loss_on_every_backend(name: str, lo
 
 
 def test_the_report_and_the_tables_speak_of_errors(tmp_path: Path) -> None:
-    run("fine_tuned", tmp_path)
+    result = run("fine_tuned", tmp_path)
+    assert "RMSE" in result.summary() and "rmse" in clients_text(result.data) and "RMSE" in repr(result)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "<h2>RMSE</h2>" in page and "Bold: lowest mean" in page and "ccuracy" not in page
     assert "| MAE | R² |" in (tmp_path / "table.md").read_text("utf-8")

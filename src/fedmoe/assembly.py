@@ -54,6 +54,10 @@ class Parts:
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
     given: Given = field(default_factory=Given)  # from which, with the config, another process builds the same parts
 
+    def __repr__(self) -> str:
+        model = f"expert of {self.expert.num_weights:,} weights"
+        return f"<Parts of {self.title}: {self.backend} backend; {model}; {self.federation!r}>"
+
     @property
     def backend(self) -> Backend:
         backend = self.config.engine.backend

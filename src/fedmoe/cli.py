@@ -93,10 +93,9 @@ def compare_command(
       fedmoe compare configs/digits.toml --seeds 0,1,2,3 --algorithms fedavg,fine_tuned,specialist_mixture
     """
     numbers = _seeds(seeds)
-    from fedmoe.comparison import compare_events, home_of, members
+    from fedmoe.comparison import compare_events, finished, home_of
     from fedmoe.display.progress import RunProgress
     from fedmoe.interrupts import stop_on_signals
-    from fedmoe.storage.results import read_results
 
     if algorithms:
         changes = [*(changes or []), f"compare={[name.strip() for name in algorithms.split(',')]}"]
@@ -106,7 +105,7 @@ def compare_command(
     with stop_on_signals() as request, RunProgress(console) as progress:
         for member, event in compare_events(chosen, home, numbers, command=_command(), should_stop=request):
             progress.show(member.label, event)
-    _report([read_results(member.directory) for member in members(chosen, home, numbers)], home, chosen.name)
+    _report(finished(chosen, home, numbers).results, home, chosen.name)
 
 
 @app.command(name="report")

@@ -21,6 +21,7 @@ from fedmoe.partition.draw import Transform
 from fedmoe.partition.split import Indices, Split
 
 SHOWN_NAMES = 20  # in a message
+SHOWN_CLASSES = 10
 
 
 class ClientDataset(Protocol):
@@ -46,6 +47,10 @@ class Records(NamedTuple):
     test: Examples
     train_opted_in: Tensor  # (N,) bool
     validation_opted_in: Tensor
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{part} {len(getattr(self, part).y)}" for part in ("train", "validation", "test"))
+        return f"<Records: rows {sizes}; opted in {int(self.train_opted_in.sum() + self.validation_opted_in.sum())}>"
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,17 @@ class Federation:
     def num_outputs(self) -> int:
         """Of an expert: a score per class, or a number per target."""
         return self.num_classes if self.target_shape is None else math.prod(self.target_shape)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(self.class_names[:SHOWN_CLASSES]) + (", …" if len(self.class_names) > SHOWN_CLASSES else "")
+        facts = [
+            f"{self.num_clients} clients, {len(self.participants)} of them opted in",
+            *([f"{self.num_unseen} unseen"] if self.num_unseen else []),
+            f"x {self.input_shape}",
+            f"{self.num_classes} classes" + (f" ({shown})" if shown else ""),
+            f"global test of {len(self.global_test.y)} rows",
+        ]
+        return f"<Federation: {'; '.join(facts)}>"
 
     def participates(self, client: ClientId) -> bool:
         """Whether this client trains with the others."""

@@ -39,9 +39,8 @@ def arrays_of(source: ExampleSource, whose: str, collate: Collate | None, are_se
 
 def read_examples(source: ExampleArrays, whose: str, num_classes: int | None, task: TaskName) -> Examples:
     x, y = (as_tensor(array, whose) for array in source[:2])
-    most_axes, wanted = (
-        (1, "one label number per row") if task == "classification" else (2, "one or more numbers per row")
-    )
+    are_classes = task == "classification"
+    most_axes, wanted = (1, "one label number per row") if are_classes else (2, "one or more numbers per row")
     if not 1 <= y.dim() <= most_axes or x.dim() < 1 or len(x) != len(y) or 0 in y.shape[1:]:
         raise DataError(f"{whose}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}. Give {wanted}.")
     x = x.to(torch.float32) if x.is_floating_point() else x

@@ -49,6 +49,9 @@ class Session:
         self._delivery_replies: dict[ClientId, list[Any]] = {}
         self._messages = Messenger(parts, transport)
 
+    def __repr__(self) -> str:
+        return f"<Session of {self.parts.title}: {self.step} of {self.num_steps} steps; {self.federation!r}>"
+
     @property
     def is_trained(self) -> bool:
         return self.step >= self.num_steps

@@ -68,6 +68,11 @@ def render(results: Sequence[RunRecord], title: str, table: Sequence[Row] | None
     return f"<!doctype html>\n{page}\n"
 
 
+def scores_section(results: Sequence[RunRecord]) -> str:
+    """The tables alone, for a notebook."""
+    return element("div", _summary(summarise(results), figure_of(results), notes(results)), *_by_class(results))
+
+
 def _facts(results: Sequence[RunRecord]) -> str:
     clients = {score["client"] for r in results for score in r["scores"] if not score["unseen"]}
     unseen = {s["client"] for r in results for s in r["scores"] if s["unseen"] and s["data"] == "own"}
