@@ -36,7 +36,7 @@ class Worker:
     ) -> None:
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
-        self.metrics = parts.metrics
+        self.metrics, self.task = parts.metrics, parts.task
         self.seed = parts.config.seed
         self._open_store = partial(open_store, store, run_id)
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
@@ -158,8 +158,9 @@ class Worker:
         (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
         if not len(rows.y):
             return []
-        figures = score_examples(lambda x: self.algorithm.predict(shared, state, None, x), rows, self.metrics)
-        return [Score(client, False, "before", VALIDATION, *figures[:4], reliability=figures.reliability)]
+        predict = self.algorithm.predict
+        found = score_examples(lambda x: predict(shared, state, None, x), rows, self.metrics, self.task)
+        return [Score(client, False, "before", VALIDATION, *found[:4], reliability=found.reliability)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)
@@ -210,7 +211,7 @@ class Worker:
         if answer.batch_size:
             rows = take(rows, torch.randperm(len(rows.y), generator=torch_stream(self.seed, "questions", client, data)))
         found = score_examples(
-            lambda x: answer.predict(shared, state, personal, x), rows, self.metrics, answer.batch_size
+            lambda x: answer.predict(shared, state, personal, x), rows, self.metrics, self.task, answer.batch_size
         )
         chosen = answer.is_candidate and self.algorithm.choice is not None and self.algorithm.choice(personal) == name
         unseen = client >= self.federation.num_clients

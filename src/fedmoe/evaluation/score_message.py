@@ -68,7 +68,7 @@ def scores_in(
 
     A diverged model's loss and a metric that is not defined may be no number; everything else must be in range.
     """
-    _check(sent, len(answers))
+    _check(sent, len(answers), is_regression="rmse" in metrics)
     if sent.model.numel() and sent.metrics.keys() != set(metrics):
         raise MessageError(f"it has metrics {sorted(sent.metrics)}, not {sorted(metrics)}")
     others = [{name: sent.metrics[name][row].item() for name in metrics} for row in range(len(sent.model))]
@@ -83,7 +83,7 @@ def _bins(sums: list[list[float]]) -> Bins:
     return tuple(map(tuple, sums))
 
 
-def _check(sent: ScoreMessage, num_answers: int) -> None:
+def _check(sent: ScoreMessage, num_answers: int, *, is_regression: bool) -> None:
     kinds = dict.fromkeys(("model", "data", "examples", "answer", "chosen"), torch.int64)
     columns = {**sent._asdict(), **{f"metrics/{name}": column for name, column in sent.metrics.items()}}
     del columns["metrics"]
@@ -106,6 +106,10 @@ def _check(sent: ScoreMessage, num_answers: int) -> None:
         "accuracy": (0, 1),
         "examples": (1, 2**53),
     }
+    if is_regression:
+        del ranges["accuracy"]
+        if not bool(sent.accuracy.isnan().all()):
+            raise MessageError("it has an accuracy, but this is a regression")
     for name, (low, high) in ranges.items():
         column = getattr(sent, name)
         if not bool(((column >= low) & (column <= high)).all()):

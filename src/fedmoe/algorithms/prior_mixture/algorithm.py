@@ -40,7 +40,6 @@ from fedmoe.algorithms.prior_mixture.personal import (
 )
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples
-from fedmoe.errors import ConfigError
 from fedmoe.setting_types import NonNegativeFloat, PositiveFloat
 from fedmoe.streams import Streams
 
@@ -57,8 +56,6 @@ class PriorMixtureConfig(FedAvgConfig):
 
 
 def prior_mixture(config: PriorMixtureConfig, setup: AlgorithmSetup) -> Algorithm:
-    if not setup.num_classes:
-        raise ConfigError("prior_mixture needs labels to have frequencies of; these data are a regression.")
     plain = fedavg(config, setup)
     rounds = adjusted(plain, setup) if config.adjust else plain
     priors = LabelPriors(
@@ -77,6 +74,7 @@ def prior_mixture(config: PriorMixtureConfig, setup: AlgorithmSetup) -> Algorith
         priors=priors,
         answers={**prior_answers(priors, before=True), **candidate_answers(setup, priors)},
         headline=ESTIMATED,
+        no_regression="its priors are frequencies of labels",
         choice=lambda personal: CANDIDATES[int(personal.choice)],
     )
 
