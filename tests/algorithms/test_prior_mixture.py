@@ -278,11 +278,6 @@ def test_a_client_without_labels_starts_from_uniform(tmp_path: Path):
     assert torch.equal(found.log_prior, uniform(CLASSES)) and algorithm.choice(found) == "shared"
 
 
-def test_a_regression_is_refused():
-    """Where the run is assembled, by the reason that the algorithm gives."""
-    assert tiny().no_regression == "its priors are frequencies of labels"
-
-
 # All together
 
 
