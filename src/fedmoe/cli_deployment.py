@@ -47,7 +47,7 @@ def predict_command(
         console.print(prediction_table(predictions.columns(), f"{model.facts.client}: {data.name}"))
     else:
         write_predictions(predictions, to)
-        console.print(f"{len(predictions.classes)} rows: {to}", highlight=False, markup=False)
+        console.print(f"{len(predictions.answers_NC)} rows: {to}", highlight=False, markup=False)
 
 
 def export_command(
