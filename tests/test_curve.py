@@ -114,8 +114,10 @@ def test_a_point_holds_the_mean_of_each_kind_of_score():
         Score(2, True, "before", "own", 0.4, 1.0, 9),
         Score(2, True, "before", "global", 0.9, 1.0, 9),
         Score(3, True, "before", "pooled", 0.3, 1.0, 9),
+        Score(4, True, "before", "validation", 0.7, 1.0, 9),
     ]
-    assert curve_point(scores, TRAFFIC) == {**TRAFFIC, "own": 0.6, "global": 0.2, "unseen": 0.4, "pooled": 0.3}
+    means = {"own": 0.6, "global": 0.2, "unseen": 0.4, "validation": 0.7, "pooled": 0.3}
+    assert curve_point(scores, TRAFFIC) == {**TRAFFIC, **means}
     assert curve_point(scores[:2], TRAFFIC)["pooled"] is None
 
 

@@ -9,15 +9,20 @@ from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
 from fedmoe.clients.federation import Federation
+from fedmoe.clients.per_example_cache import with_cached
 from fedmoe.clients.pooled_evaluation import with_pooled_client
+from fedmoe.clients.sampling import Drawing
 from fedmoe.config import ExperimentConfig, with_algorithm
 from fedmoe.core_types import ClientId
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metrics import Metric, load_metrics
 from fedmoe.federations import BuiltFederation, build_federation
 from fedmoe.models.catalog import build_model
+from fedmoe.models.common_expert import CommonExpert, temperature_in
+from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
+from fedmoe.models.start_weights import read_weights, starting_from
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
 from fedmoe.training.fallbacks import fallback_note
 from fedmoe.training.local import LocalTrainer
@@ -37,6 +42,13 @@ class Parts:
     source: BuiltFederation
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # of the user's own, beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
+    common: CommonExpert | None = None
+
+    @property
+    def weights_digests(self) -> dict[str, str]:
+        """Of the weights that a run is given by files: it goes on with the same ones only."""
+        start = {"start_weights": tensors_digest(self.expert.init(0))} if self.config.model.start_from else {}
+        return start | ({"common_expert": tensors_digest(self.common.constants)} if self.common else {})
 
     @property
     def backend(self) -> Backend:
@@ -80,7 +92,9 @@ def build(
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
     networks = build_networks(config.model, whole, expert, gate)
     backend = resolve_backend(config, networks)
-    made = build_algorithm(config, whole, networks, backend)
+    common = build_common_expert(config, whole, expert)
+    made = build_algorithm(config, whole, networks, backend, common)
+    whole = with_cached(whole, made.once_of_examples)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
     if config.schedule.release and made.release is None:
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
@@ -88,7 +102,7 @@ def build(
     size = config.engine.cohort_size or cohort_size(networks, backend)
     title = config.algorithm.label or config.algorithm.entry.title
     metrics = load_metrics(config.evaluation.metrics)
-    return Parts(resolved, whole, *networks, made, title, size, source, metrics, tuple(notes))
+    return Parts(resolved, whole, *networks, made, title, size, source, metrics, tuple(notes), common)
 
 
 def build_networks(
@@ -101,14 +115,39 @@ def build_networks(
         )
     classes = federation.num_classes
     shape = federation.input_shape
+    source = expert or (lambda: _model(config, federation, classes))
+    if config.start_from is not None:
+        weights, _ = read_weights(config.start_from, "model.start_from")
+        source = starting_from(source, weights, f"model.start_from={str(config.start_from)!r}", config.start_noise)
     networks = (
-        Network(expert or (lambda: _model(config, federation, classes)), "expert", shape),
+        Network(source, "expert", shape),
         Network(gate or (lambda: _model(config, federation, 1)), "gate", shape),
     )
     probe = federation.load(0).train.x[:2]
     for network, outputs in zip(networks, (classes, 1), strict=True):
         network.check_output(probe, outputs)
     return networks
+
+
+def build_common_expert(
+    config: ExperimentConfig, federation: Federation, expert: ModuleOrFactory | None
+) -> CommonExpert | None:
+    """Of the section [common_expert]; its network is that of [model], or the user's own, unless it says otherwise."""
+    chosen = config.common_expert
+    if chosen is None:
+        return None
+    weights, notes = read_weights(chosen.weights, "common_expert.weights")
+    source = expert if chosen.model is None else None
+    common = CommonExpert(
+        source or (lambda: _model(chosen.model or config.model, federation, federation.num_classes)),
+        weights,
+        federation.input_shape,
+        what=f"common_expert.weights={str(chosen.weights)!r}",
+        embedding=chosen.embedding,
+        temperature=temperature_in(notes),
+    )
+    common.check(federation.load(0).train.x[:2], federation.num_classes)
+    return common
 
 
 def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Module:
@@ -120,18 +159,25 @@ def build_algorithm(
     federation: Federation,
     networks: tuple[Network, Network],
     backend: Backend,
+    common: CommonExpert | None = None,
 ) -> Algorithm:
     if backend == "native":
         for network in networks:
             network.go_native()
+        if common is not None and common.network.obstacle is None:
+            common.network.go_native()
     wanted = config.schedule.clients_per_round
+    number = None if wanted == "all" else wanted
+    drawing = Drawing(federation.participants, config.schedule.pool, config.schedule.anchors)
+    drawing.check(number, federation.num_clients)
+    _require_same_groups(config)
     _require_images(config, federation)
     setup = AlgorithmSetup(
         *networks,
         federated=LocalTrainer(config.training.federated, backend),
         local=LocalTrainer(config.training.local, backend),
         personal=LocalTrainer(config.training.personal, backend),
-        clients_per_round=None if wanted == "all" else wanted,
+        clients_per_round=None if number is None else number - drawing.anchors_per_round,
         num_clients=federation.num_clients,
         num_participants=len(federation.participants),
         num_classes=federation.num_classes,
@@ -139,6 +185,8 @@ def build_algorithm(
         unlabelled_new_clients=_unlabelled_new_clients(federation),
         release=config.schedule.release,
         side_values=federation.side_values,
+        anchors=tuple(drawing.anchors.clients) if drawing.anchors else (),
+        common=common,
     )
     algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
     _require_names(config.algorithm.name, algorithm)
@@ -152,6 +200,16 @@ def _require_names(name: str, algorithm: Algorithm) -> None:
         names = [exchange.name for exchange in exchanges]
         if len(set(names)) < len(names):
             raise ConfigError(f"two exchanges of {name} share a name: {names}. Name each differently.")
+
+
+def _require_same_groups(config: ExperimentConfig) -> None:
+    """Both number a client's group by c mod groups: with different numbers neither would mean what it says."""
+    pool, of_labels = config.schedule.pool, getattr(config.split, "label_groups", 1)
+    if pool is not None and of_labels not in (1, pool.groups):
+        raise ConfigError(
+            f"split.label_groups={of_labels}, but schedule.pool.groups={pool.groups}: a pool would mix clients of "
+            "several groups of labels. Give both the same number."
+        )
 
 
 def _unlabelled_new_clients(federation: Federation) -> tuple[ClientId, ...]:

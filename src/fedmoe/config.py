@@ -4,10 +4,9 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     SerializerFunctionWrapHandler,
@@ -23,20 +22,19 @@ from fedmoe.algorithm_choice import AlgorithmChoice
 from fedmoe.algorithms.catalog import CATALOG, find
 from fedmoe.algorithms.outside import entry_of
 from fedmoe.algorithms.setup import AlgorithmFactory
+from fedmoe.clients.sampling import AnchorSchedule, PoolSchedule
 from fedmoe.config_errors import explain, nearest, require_finite
 from fedmoe.errors import ConfigError
 from fedmoe.import_strings import is_import_string, name_of
-from fedmoe.models.settings import MlpModel, ModelConfig
+from fedmoe.models.settings import CommonExpertConfig, MlpModel, ModelConfig
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.paths import expanded
-from fedmoe.setting_types import Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
+from fedmoe.setting_types import FilePath, Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
 from fedmoe.training.settings import LocalTraining
 
-PATHS = (("data", "folder"), ("opt_out", "masks"))  # in a file they are relative to that file
+# In a file they are relative to that file.
+PATHS = (("data", "folder"), ("opt_out", "masks"), ("model", "start_from"), ("common_expert", "weights"))
 RECORDED = "recorded"  # the table that a run adds to its own config.toml: facts, no settings
-
-# Absolute, so that the config which a run records means the same files wherever it is read again.
-FilePath = Annotated[Path, AfterValidator(lambda path: expanded(path).absolute())]
 
 
 class Section(BaseModel):
@@ -106,6 +104,8 @@ class ScheduleConfig(Section):
     max_update_norm: PositiveFloat | None = None  # an update that moved further is rejected
     # For every algorithm that has such a setting and does not set it itself; none: each algorithm's own default.
     server_optimizer: ServerOptimizer | None = None
+    pool: PoolSchedule | None = None  # who may be drawn when; default: everyone who opted in, always
+    anchors: AnchorSchedule | None = None  # clients that are drawn apart, for every algorithm
 
 
 class EvaluationConfig(Section):
@@ -150,6 +150,7 @@ class ExperimentConfig(Section):
     split: SplitConfig = MajoritySplit()
     opt_out: OptOutConfig = OptOutConfig()
     model: ModelConfig = MlpModel()
+    common_expert: CommonExpertConfig | None = None  # a frozen network that every client has (Dun et al. 2023)
     algorithm: AlgorithmChoice = AlgorithmChoice()
     training: TrainingConfig = TrainingConfig()
     schedule: ScheduleConfig = ScheduleConfig()

@@ -8,14 +8,14 @@ that it returns can depend on an opted-out record. Work on all records (`private
 state, and no function that sends anything is ever handed that.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from fedmoe.aggregation.expert_observation import Observation
-from fedmoe.core_types import ClientData, ClientId
+from fedmoe.core_types import ClientData, ClientId, Examples
 from fedmoe.errors import ConfigError
 from fedmoe.partition.split import Indices
 from fedmoe.streams import Streams
@@ -183,6 +183,14 @@ class Predict(Protocol):
     def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> Tensor: ...
 
 
+class Measure(Protocol):
+    """Metrics of the algorithm's own on scored examples of one client, by name; NaN where one is not defined."""
+
+    def __call__(
+        self, broadcast: Any, client_state: Any, personal: Any, examples: Examples, /
+    ) -> Mapping[str, float | Tensor]: ...
+
+
 class Algorithm(NamedTuple):
     server_type: type[Any]
     init_server: InitServer
@@ -205,6 +213,14 @@ class Algorithm(NamedTuple):
     after_rounds: tuple[Exchange, ...] = ()
     # Private parts that clients release to the others; runs after all that, and only where the config allows it.
     release: Exchange | None = None
+    # What every client is sent once beside the networks' own frozen weights, and nobody trains: a common expert.
+    constants: Mapping[str, Tensor] = {}
+    # What a client computes once of each of its examples, by public constants alone, and keeps: it is in `extra` of all
+    # examples that client functions see, under this name.
+    once_of_examples: Mapping[str, Callable[[Tensor], Tensor]] = {}
+    # Numbers of its own that are scored beside accuracy and loss, all of these names.
+    measure: Measure | None = None
+    measured: tuple[str, ...] = ()
 
     @property
     def keeps_client_state(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.core_types import ClientId
+from fedmoe.models.common_expert import CommonExpert
 from fedmoe.models.network import Network
 from fedmoe.training.local import LocalTrainer
 
@@ -26,6 +27,8 @@ class AlgorithmSetup(NamedTuple):
     release: bool = False  # whether clients will be asked for the private parts that an algorithm declares for release
     # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.
     side_values: Mapping[str, int] = {}
+    anchors: tuple[ClientId, ...] = ()  # of the schedule; they are drawn beside `clients_per_round` others
+    common: CommonExpert | None = None  # the section [common_expert]
 
 
 # factory(setup), or factory(config, setup) where a dataclass annotates `config`.

@@ -13,6 +13,7 @@ from typing import Any
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Exchange
 from fedmoe.assembly import Parts
+from fedmoe.clients.sampling import Drawing
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.frames import shared
 from fedmoe.engines.manifest import Manifest
@@ -36,6 +37,7 @@ class Session:
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.seed = parts.config.seed
         schedule = parts.config.schedule
+        self._drawing = Drawing(parts.federation.participants, schedule.pool, schedule.anchors)
         self._steps = Steps(self.algorithm, schedule.rounds, release=schedule.release)
         self.num_rounds, self.num_steps = self._steps.num_rounds, self._steps.total
         self.step = 0  # done so far
@@ -156,8 +158,9 @@ class Session:
         if phase != "round":
             return self._everyone
         rng = numpy_stream(self.seed, "sample", step)
-        sampled = self.algorithm.sample(self.server, step, self.federation.participants, rng)
-        return sorted(int(client) for client in sampled)
+        sampled = self.algorithm.sample(self.server, step, self._drawing.others(step), rng)
+        anchors = self._drawing.draw_anchors(step, numpy_stream(self.seed, "sample anchors", step))
+        return sorted({int(client) for client in (*sampled, *anchors)}) if len(sampled) else []
 
     def _exchanges(
         self, attempt: Attempt, phase: Phase, step: int, clients: Sequence[ClientId], *, evaluating: bool = False

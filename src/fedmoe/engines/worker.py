@@ -6,12 +6,13 @@ the worker's own copy of the rules, whatever a request asks for.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Exchange, Nothing
 from fedmoe.assembly import Parts
 from fedmoe.clients.private_store import PrivateStore
-from fedmoe.core_types import ClientId, Tree
+from fedmoe.core_types import ClientId, Examples, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.engines.protocol import exchanges_of
 from fedmoe.engines.requests import Header, read_request
@@ -149,21 +150,29 @@ class Worker:
         return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
 
     def _scores(self, shared: Tree, state: Tree, client: ClientId, final: int | None) -> list[Score]:
-        models: dict[str, Tree | None] = {"before": None} if self.algorithm.round else {}
+        trains = self.algorithm.round or self.algorithm.personalize is None
+        models: dict[str, Tree | None] = {"before": None} if trains else {}
         if final is not None:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)
-        own = "pooled" if client == self.federation.pooled else "own"
+        pooled, validates = client == self.federation.pooled, self.federation.validates(client)
+        own = "pooled" if pooled else "validation" if validates else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
         unseen = client >= self.federation.num_clients
         return [
-            Score(
-                client, unseen, model, data,
-                *score_examples(lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics),  # type: ignore[misc]
-            )
+            Score(client, unseen, model, data, *self._measured(shared, state, personal, rows))
             for model, personal in models.items()
             for data, rows in parts.items()
             if len(rows.y)
-        ]  # fmt: skip
+        ]
+
+    def _measured(self, shared: Tree, state: Tree, personal: Tree | None, rows: Examples) -> tuple[Any, ...]:
+        """The last fields of a Score, with the algorithm's own metrics beside the user's."""
+        algorithm = self.algorithm
+        *known, metrics = score_examples(lambda x: algorithm.predict(shared, state, personal, x), rows, self.metrics)
+        if algorithm.measure:
+            own = algorithm.measure(shared, state, personal, rows)
+            metrics = {**metrics, **{name: float(own[name]) for name in algorithm.measured}}
+        return (*known, metrics)
 
     def _work_in_private(
         self,

@@ -20,7 +20,9 @@ class Score(NamedTuple):
     client: int
     unseen: bool  # the client never trained with the others
     model: str  # "before" or "after" personalisation
-    data: str  # "own", "global", or "pooled": a sample of all clients' validation examples
+    # "own"; "validation": the same of an unseen client by which settings are chosen; "global"; or "pooled": a sample of
+    # all clients' validation examples.
+    data: str
     accuracy: float
     loss: float  # mean negative log-likelihood
     examples: int

@@ -12,7 +12,7 @@ from fedmoe.evaluation.metrics import Score
 from fedmoe.wire import message
 
 MODELS = ("before", "after")
-DATA = ("own", "global", "pooled")
+DATA = ("own", "global", "pooled", "validation")
 MAX_LOSS = 1e9  # of what is a number at all
 
 

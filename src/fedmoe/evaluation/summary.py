@@ -26,6 +26,7 @@ def summarise(results: Sequence[RunRecord]) -> list[Row]:
             "own": _cell(runs, data="own", unseen=False),
             "global": _cell(runs, data="global", unseen=False),
             "unseen": _cell(runs, data="own", unseen=True),
+            "validation": _cell(runs, data="validation", unseen=True),
             "pooled": _cell(runs, data="pooled", unseen=True),
             "metrics": _metrics(runs),
         }
