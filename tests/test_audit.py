@@ -67,6 +67,12 @@ def test_adam_is_read_without_its_rate(tmp_path):
     assert by_attack(found, 1)["output bias, normalised"]["mean"] < found["uniform_guess"]["mean"] / 2
 
 
+def test_centralised_training_sends_the_labels_themselves(tmp_path):
+    fedmoe.run(digits("centralized"), directory=tmp_path)
+    stated = by_attack(audit_labels(tmp_path), 1)["labels, sent as they are"]
+    assert stated["farthest"] == 0 and len(stated["clients"]) == 5
+
+
 def contents(folder):
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent.name != "clients"}
     return files, read_private(RunDirectory(folder).private_store)
@@ -109,7 +115,7 @@ def test_what_an_expert_mixture_reports_is_solved_for_labels_where_it_is_about_l
     reply = Observed(sent, namedtuple("Update", "usage")(torch.tensor([0.75, 0.25])))
 
     def attacks(condition, objective):
-        return attacks_on(SimpleNamespace(condition=condition, objective=objective), LocalTraining(), "bias")
+        return attacks_on(SimpleNamespace(condition=condition, objective=objective), LocalTraining(), "bias", 10)
 
     read = attacks("label", "variational")["q(z|s) and phi"](reply)
     torch.testing.assert_close(read, torch.tensor([0.75, 0.25]).double(), atol=1e-3, rtol=0)
@@ -128,7 +134,7 @@ def test_of_several_experts_the_summed_step_is_read():
 @pytest.mark.parametrize("name", ["biased_fedavg", "local_only"])
 def test_an_algorithm_that_sends_nothing_of_the_kind_is_named(name, tmp_path):
     fedmoe.run(digits(name), directory=tmp_path)
-    with pytest.raises(RunError, match=f"{name} sends neither an output bias"):
+    with pytest.raises(RunError, match=f"{name} sends no labels, no output bias"):
         audit_labels(tmp_path)
     assert not (tmp_path / "audit_labels.json").exists()
 

@@ -220,7 +220,7 @@ class TestOneServerOptimizerForAll:
         ('[split]\nkind = "sorted"', "split"),
         ("[algorithm]\nvalidate_every = 0", "algorithm.validate_every=0: "),
         ('[engine]\nbackend = "fast"', "engine.backend='fast': .*'batched' or 'sequential'"),
-        ('[[opt_out.rules]]\nfield = "label"\nvalues = ["x"]', "opt_out.rules.0.values.0='x': "),
+        ('[[opt_out.rules]]\nfield = "label"\nvalues = [1.5]', "opt_out.rules.0.values.0=1.5: "),
     ],
 )
 def test_a_bad_value_is_named_with_its_key(tmp_path, text, complaint):

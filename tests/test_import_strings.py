@@ -92,7 +92,7 @@ class TestData:
 
     def test_a_function_that_returns_a_data_set_which_is_then_split(self) -> None:
         parts = build(data={"name": "somebodys_parts:table"}, split={**SIZES, "share": 1.0}, opt_out={"clients": [1]})
-        assert parts.federation.participants.tolist() == [0, 2] and parts.source.class_names == ("low", "high")
+        assert parts.federation.participants.tolist() == [0, 2] and parts.federation.class_names == ("low", "high")
         assert len(parts.federation.load(0).train.y) == 8
 
     def test_its_content_is_part_of_what_makes_a_run_the_same(self, tmp_path: Path) -> None:
@@ -123,7 +123,8 @@ class TestData:
     def test_the_folder_is_relative_to_the_config(self, tmp_path: Path) -> None:
         (tmp_path / "size.txt").write_text("150")
         (tmp_path / "mine.toml").write_text('data = { name = "somebodys_parts:table", folder = "." }')
-        made, _ = federations._data(read_config(tmp_path / "mine.toml"))
+        config = read_config(tmp_path / "mine.toml")
+        made, _ = federations._data(config, config.data)
         assert isinstance(made, Dataset) and len(made.train.y) == 150
 
     def test_other_data_have_no_such_settings(self) -> None:

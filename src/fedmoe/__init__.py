@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedmoe.assembly import Parts
     from fedmoe.clients.federation import Federation
     from fedmoe.clients.own_data import federation_from_clients
+    from fedmoe.clients.own_table import federation_from_table
     from fedmoe.data.dataset import Dataset, Table
     from fedmoe.partition.split import Shards, Split
     from fedmoe.result import Result
@@ -34,6 +35,7 @@ __all__ = [
     "Table",
     "build",
     "federation_from_clients",
+    "federation_from_table",
     "run",
 ]
 
@@ -48,6 +50,7 @@ _HOMES = {
     "Table": "fedmoe.data.dataset",
     "build": "fedmoe.api",
     "federation_from_clients": "fedmoe.clients.own_data",
+    "federation_from_table": "fedmoe.clients.own_table",
     "run": "fedmoe.api",
 }
 

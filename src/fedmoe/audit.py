@@ -96,7 +96,8 @@ def _readings(opened: Opened, truth: dict[ClientId, Tensor]) -> list[dict[str, A
     """One for each round that is run again and each attack that finds something to read."""
     config = opened.parts.config
     starts = [None] if opened.checkpoint is None else [None, opened.checkpoint]
-    attacks = attacks_on(config.algorithm.options(), config.training.federated, _output_bias(opened.parts.expert))
+    num_classes, bias = opened.parts.federation.num_classes, _output_bias(opened.parts.expert)
+    attacks = attacks_on(config.algorithm.options(), config.training.federated, bias, num_classes)
     readings = [
         _judge(name, start.round + 1 if start else 1, attack, replies, truth)
         for start in starts
@@ -105,8 +106,8 @@ def _readings(opened: Opened, truth: dict[ClientId, Tensor]) -> list[dict[str, A
     ]
     if not any(reading["clients"] for reading in readings):
         raise RunError(
-            f"{config.algorithm.name} sends neither an output bias nor q(z|s), which are what these attacks "
-            "read. That is no proof that nothing else reveals labels."
+            f"{config.algorithm.name} sends no labels, no output bias and no q(z|s), which are what these "
+            "attacks read. That is no proof that nothing else reveals labels."
         )
     return [reading for reading in readings if reading["clients"]]
 
@@ -161,7 +162,7 @@ def _session_on_a_copy(parts: Parts, run: RunDirectory, run_id: str) -> Iterator
             yield Session(parts, transport)
 
 
-def attacks_on(options: Any, plan: LocalTraining, output_bias: str | None) -> dict[str, Attack]:
+def attacks_on(options: Any, plan: LocalTraining, output_bias: str | None, num_classes: int) -> dict[str, Attack]:
     """The attacks on an algorithm with these settings."""
 
     def scaled(reply: Observed) -> Tensor | None:
@@ -177,7 +178,15 @@ def attacks_on(options: Any, plan: LocalTraining, output_bias: str | None) -> di
         reported = hasattr(reply.sent, "posterior") and hasattr(reply.update, "usage")
         return shares_from_usage(reply.sent.posterior, reply.update.usage) if reported else None
 
-    attacks: dict[str, Attack] = {"output bias, eq. 15": scaled, "output bias, normalised": normalised}
+    def stated(reply: Observed) -> Tensor | None:
+        labels = getattr(reply.update, "y", None)  # centralised training sends the records themselves
+        return None if labels is None else torch.bincount(labels, minlength=num_classes).double() / len(labels)
+
+    attacks: dict[str, Attack] = {
+        "output bias, eq. 15": scaled,
+        "output bias, normalised": normalised,
+        "labels, sent as they are": stated,
+    }
     # FedMix: q(z|s) reveals labels where q is conditioned on them; its plain mixture (eq. 3) has no q.
     about_labels = getattr(options, "condition", None) == "label" and options.objective == "variational"
     return attacks | ({"q(z|s) and phi": solved} if about_labels else {})

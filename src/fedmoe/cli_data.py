@@ -64,10 +64,12 @@ def data_show(
     built = build_federation(read(config, changes, None))
     if built.split is None or built.class_counts is None:
         raise ConfigError("this config has no split of one labelled data set to draw.")
-    console.print(split_table(built.class_counts, built.class_names, built.split.num_clients))
+    console.print(split_table(built.class_counts, built.federation.class_names, built.split.num_clients))
     console.print(split_facts(built.split, built.class_counts))
     if picture:
-        write_atomically(picture, class_counts(built.class_counts.tolist(), list(built.class_names)).encode())
+        write_atomically(
+            picture, class_counts(built.class_counts.tolist(), list(built.federation.class_names)).encode()
+        )
         console.print(f"Picture: [bold]{escape(str(picture))}[/bold]")
 
 

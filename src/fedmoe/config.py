@@ -23,17 +23,20 @@ from fedmoe.algorithms.catalog import CATALOG, find
 from fedmoe.algorithms.outside import entry_of
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.clients.sampling import AnchorSchedule, PoolSchedule
-from fedmoe.config_errors import explain, nearest, require_finite
+from fedmoe.config_errors import explain, require_finite
+from fedmoe.data_choice import DataChoice, DataConfig
 from fedmoe.errors import ConfigError
 from fedmoe.import_strings import is_import_string, name_of
 from fedmoe.models.settings import CommonExpertConfig, MlpModel, ModelConfig
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
-from fedmoe.paths import expanded
-from fedmoe.setting_types import FilePath, Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
+from fedmoe.paths import FilePath, expanded
+from fedmoe.setting_types import Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
 from fedmoe.training.settings import LocalTraining
 
 # In a file they are relative to that file.
-PATHS = (("data", "folder"), ("opt_out", "masks"), ("model", "start_from"), ("common_expert", "weights"))
+PATHS = (
+    ("data", "folder"), ("data", "file"), ("opt_out", "masks"), ("model", "start_from"), ("common_expert", "weights"),
+)  # fmt: skip
 RECORDED = "recorded"  # the table that a run adds to its own config.toml: facts, no settings
 
 
@@ -41,46 +44,16 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class DataConfig(Section):
-    """A name that is an import string is a function: name(seed, **the other keys) -> Federation or Dataset.
-
-    A Dataset is then split; of the keys below `folder` is passed on where it is set.
-    """
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = "digits"
-    folder: FilePath | None = None  # default: the environment variable FEDMOE_DATA
-    vocabulary_size: PositiveInt = 20_000  # of word-level text: ids that a model knows, made from opted-in text only
-    num_classes: PositiveInt | None = None  # of npz data; default: as opted-in training and validation rows show
-
-    @model_validator(mode="after")
-    def _named_sets_know_their_classes(self) -> "DataConfig":
-        if self.num_classes is not None and self.name != "npz":
-            raise ConfigError(f"data.num_classes is for data.name='npz'; {self.name!r} has its own. Remove it.")
-        return self
-
-    @model_validator(mode="after")
-    def _only_functions_have_other_settings(self) -> "DataConfig":
-        for key in () if is_import_string(self.name) else self.model_extra or ():
-            known = nearest(f"data.{key}", [f"data.{name}" for name in DataConfig.model_fields])
-            raise ConfigError(f"the config key 'data.{key}' is not known. {known}")
-        return self
-
-    def settings(self) -> dict[str, Any]:
-        """Of a function of the user's own."""
-        return {**(self.model_extra or {}), **({} if self.folder is None else {"folder": self.folder})}
-
-
 class Rule(Section):
     """Records whose `field` ("label" or a column of the data set) has one of these values are opted out."""
 
     field: str
-    values: tuple[Int, ...]
+    values: tuple[Int | str, ...]  # words are for tables
 
 
 class OptOutConfig(Section):
     client_fraction: Fraction = 0.0
-    clients: tuple[Int, ...] = ()
+    clients: tuple[Int | str, ...] = ()  # numbers, or names where clients have them: npz files and tables
     record_fraction: Fraction = 0.0
     rules: tuple[Rule, ...] = ()
     masks: FilePath | None = None  # an .npz file: for each client id a bool array over its training rows, True is in
@@ -146,7 +119,7 @@ class EngineConfig(Section):
 class ExperimentConfig(Section):
     name: str = "run"
     seed: NonNegativeInt = 0
-    data: DataConfig = DataConfig()
+    data: DataChoice = DataConfig()
     split: SplitConfig = MajoritySplit()
     opt_out: OptOutConfig = OptOutConfig()
     model: ModelConfig = MlpModel()
@@ -191,16 +164,17 @@ class ExperimentConfig(Section):
         for name in folders:
             if folders.count(name) > 1:
                 raise ConfigError(f"compare has {name!r} more than once. Give each a label of its own: label = '...'.")
-        if self.data.name == "npz" and "split" in self.model_fields_set:
+        if self.data.has_own_clients and "split" in self.model_fields_set:
             raise ConfigError(
-                "data.name='npz' has one file per client, so there is nothing to split. Remove the section [split]."
+                f"data.name={self.data.name!r} says who holds what, so there is nothing to split. Remove the section "
+                "[split]."
             )
         return self
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_used(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         table: dict[str, Any] = write(self)
-        if self.data.name == "npz":
+        if self.data.has_own_clients:
             table.pop("split", None)
         return table
 
@@ -261,7 +235,11 @@ def read_config(path: Path, changes: Sequence[str] = (), algorithm: AlgorithmFac
         raise ConfigError(f"the config {path} is not valid TOML: {error}.") from error
     for section, key in PATHS:
         inner = table.get(section)
-        if isinstance(inner, dict) and isinstance(inner.get(key), str):
+        if (
+            isinstance(inner, dict)
+            and isinstance(inner.get(key), str)
+            and (key != "file" or inner.get("name") == "table")
+        ):
             inner[key] = str(path.parent / expanded(inner[key]))
     for change in changes:
         _apply(table, change)

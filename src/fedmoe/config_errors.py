@@ -10,7 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from fedmoe.errors import ConfigError
 
-CHOICES = {"split": "kind", "model": "name"}  # sections of several kinds, and the key that says which
+CHOICES = {"data": "name", "split": "kind", "model": "name"}  # sections of several kinds, and the key that says which
+UNION_MEMBER = re.compile(r"int|str|(tuple|dict)\[.*\]")  # where pydantic says which of several types it tried
 
 # Renamed since version 0.1. Consulted where a key or value is not known, so a name that comes back is no trouble.
 OLD_KEYS = {
@@ -28,7 +29,7 @@ OLD_VALUES = {
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """The first error of a validation."""
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
+    place = [part for part in map(str, first["loc"]) if not UNION_MEMBER.fullmatch(part)]
     choice = place.pop(1) if not prefix and len(place) > 1 and place[0] in CHOICES else None
     key, value = prefix + ".".join(place), first.get("input")
     if first["type"] == "union_tag_invalid":

@@ -1,10 +1,12 @@
-"""Config -> federation: a data set that is split, a folder with a file per client, or clients that are generated."""
+"""Config -> federation: a data set that is split, a file per client, one table, or clients that are generated."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedmoe import import_strings
@@ -12,11 +14,16 @@ from fedmoe.clients.federation import Federation, federation_from_split
 from fedmoe.clients.generated import generated_federation
 from fedmoe.clients.opt_out import OptOut, opt_out
 from fedmoe.clients.own_data import federation_from_clients
+from fedmoe.clients.own_table import federation_from_table, rows_by_client
 from fedmoe.config import ExperimentConfig, OptOutConfig
+from fedmoe.config_errors import nearest
 from fedmoe.data.dataset import Dataset
 from fedmoe.data.lexicon import limit_vocabulary
 from fedmoe.data.loading import load_dataset
 from fedmoe.data.npz import load_npz_folder
+from fedmoe.data.raw_table import as_raw_table
+from fedmoe.data.tables import text
+from fedmoe.data_choice import DataConfig, TableData
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.partition.draw import domain_transform, draw_split
@@ -30,12 +37,13 @@ class BuiltFederation(NamedTuple):
     federation: Federation
     split: Split | None = None
     class_counts: NDArray[np.int64] | None = None
-    class_names: tuple[str, ...] = ()
 
 
 def build_federation(config: ExperimentConfig) -> BuiltFederation:
+    if isinstance(config.data, TableData):
+        return BuiltFederation(_federation_of_table(config, config.data))
     if config.data.name == "npz":
-        return BuiltFederation(_federation_of_folder(config))
+        return BuiltFederation(_federation_of_folder(config, config.data))
     if config.data.name == "generated":
         sizes = config.split.model_dump(exclude={"kind", "share", "pairs", *PublicRows.model_fields})
         if isinstance(config.split, PublicRows) and config.split.public_size:
@@ -46,7 +54,7 @@ def build_federation(config: ExperimentConfig) -> BuiltFederation:
                 "use split.kind='majority' and leave opt_out away."
             )
         return BuiltFederation(generated_federation(**sizes, seed=config.seed))
-    dataset, digest = _data(config)
+    dataset, digest = _data(config, config.data)
     if isinstance(dataset, Federation):
         return BuiltFederation(dataset)
     split = draw_split(config.split, dataset, config.seed)
@@ -57,12 +65,12 @@ def build_federation(config: ExperimentConfig) -> BuiltFederation:
     federation = federation_from_split(dataset, split, opted, transform)
     federation = replace(federation, digest=federation.digest + digest)
     counts = split.class_counts(dataset.train.y.numpy(), dataset.num_classes) if dataset.num_classes else None
-    return BuiltFederation(federation, split, counts, dataset.class_names)
+    return BuiltFederation(federation, split, counts)
 
 
-def _data(config: ExperimentConfig) -> tuple[Dataset | Federation, str]:
+def _data(config: ExperimentConfig, chosen: DataConfig) -> tuple[Dataset | Federation, str]:
     """What the config names, and a digest where only the content can tell whether it is the same again."""
-    name, chosen = config.data.name, config.data
+    name = chosen.name
     if not import_strings.is_import_string(name):
         return load_dataset(name, chosen.folder), ""
     made = import_strings.call("data.name", name, {"seed": config.seed}, chosen.settings(), Federation, Dataset)
@@ -84,9 +92,9 @@ def build_opt_out(config: ExperimentConfig, split: Split, dataset: Dataset) -> O
         split,
         dataset.train,
         client_fraction=chosen.client_fraction,
-        clients=chosen.clients,
+        clients=_numbers("opt_out.clients", chosen.clients),
         record_fraction=chosen.record_fraction,
-        rules=[(rule.field, rule.values) for rule in chosen.rules],
+        rules=[(rule.field, _numbers(f"opt_out.rules for {rule.field!r}", rule.values)) for rule in chosen.rules],
         masks=None if chosen.masks is None else _read_masks(chosen.masks),
         seed=config.seed,
     )
@@ -99,20 +107,49 @@ def _shared_rows(split: Split, opted: OptOut) -> NDArray[np.int64]:
     return rows
 
 
-def _federation_of_folder(config: ExperimentConfig) -> Federation:
-    """One file per client. Whole clients opt out by their place in the order of file names."""
-    if config.data.folder is None:
+def _numbers(key: str, values: Sequence[int | str]) -> list[int]:
+    for value in values:
+        if isinstance(value, str):
+            raise ConfigError(f"{key} has {value!r}, but these data have numbers. Names are for tables and npz files.")
+    return [int(value) for value in values]
+
+
+def _federation_of_folder(config: ExperimentConfig, data: DataConfig) -> Federation:
+    """One file per client."""
+    if data.folder is None:
         raise ConfigError("data.name='npz' needs data.folder: a folder with one .npz file (x, y) per client.")
     chosen = config.opt_out
     if chosen != OptOutConfig(clients=chosen.clients):
         raise ConfigError("with data.name='npz' only opt_out.clients works; for records use federation_from_clients.")
-    clients = load_npz_folder(config.data.folder)
-    names = list(clients)
-    unknown = [number for number in chosen.clients if not 0 <= number < len(names)]
-    if unknown:
-        raise ConfigError(f"opt_out.clients={unknown[0]}, but the clients are numbered 0 to {len(names) - 1}.")
-    opted_out = {names[number]: True for number in chosen.clients}
-    return federation_from_clients(clients, num_classes=config.data.num_classes, opted_out=opted_out, seed=config.seed)
+    clients = load_npz_folder(data.folder)
+    opted_out = dict.fromkeys(_names(chosen.clients, list(clients)), True)
+    return federation_from_clients(clients, num_classes=data.num_classes, opted_out=opted_out, seed=config.seed)
+
+
+def _federation_of_table(config: ExperimentConfig, data: TableData) -> Federation:
+    chosen = config.opt_out
+    if chosen != OptOutConfig(clients=chosen.clients, rules=chosen.rules):
+        raise ConfigError("with data.name='table' opt_out knows clients and rules. Leave the other keys away.")
+    table = as_raw_table(data.file)
+    rows = rows_by_client(table, data.client)
+    out_N = np.zeros(len(table), dtype=np.bool_)
+    for rule in chosen.rules:
+        values = {text(value) for value in rule.values}
+        out_N |= np.array([text(cell) in values for cell in table.column(rule.field, "field of opt_out.rules")])
+    for name in _names(chosen.clients, list(rows)):
+        out_N[rows[name]] = True
+    opted_out = {name: torch.from_numpy(out_N[at]) for name, at in rows.items()}
+    return federation_from_table(table, **data.settings(), opted_out=opted_out, seed=config.seed)
+
+
+def _names(chosen: Sequence[int | str], names: Sequence[str]) -> list[str]:
+    """Of clients that are named, or numbered in the order of files and of first rows."""
+    for client in chosen:
+        if isinstance(client, str) and client not in names:
+            raise ConfigError(f"opt_out.clients names {client!r}. {nearest(client, names)}")
+        if isinstance(client, int) and not 0 <= client < len(names):
+            raise ConfigError(f"opt_out.clients={client}, but the clients are numbered 0 to {len(names) - 1}.")
+    return [names[client] if isinstance(client, int) else client for client in chosen]
 
 
 def _read_masks(path: Path) -> dict[int, NDArray[np.bool_]]:

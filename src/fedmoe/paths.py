@@ -1,6 +1,9 @@
 """Paths as people write them."""
 
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from fedmoe.errors import ConfigError
 
@@ -15,3 +18,7 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:  # an unknown user, or no home folder
         raise ConfigError(f"the path {str(path)!r} cannot be expanded: {error} Write it without '~'.") from error
+
+
+# Of a config. Absolute, so that the config which a run records means the same files wherever it is read again.
+FilePath = Annotated[Path, AfterValidator(lambda path: expanded(path).absolute())]

@@ -103,11 +103,12 @@ def _shown(parts: Parts) -> dict[str, Any]:
     """What a report shows of who holds what. Where not everyone is asked for scores, opted-in records alone count."""
     source, federation = parts.source, parts.federation
     if source.class_counts is not None and parts.config.evaluation.clients_asked == "all":
-        counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(source.class_names)
+        counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(federation.class_names)
     else:
         counts = [_class_counts(federation, client) for client in range(min(federation.num_clients, SHOWN_CLIENTS))]
-        names = list(source.class_names) or [str(label) for label in range(federation.num_classes)]
-    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names}
+        names = list(federation.class_names) or [str(label) for label in range(federation.num_classes)]
+    table = None if federation.table is None else federation.table.to_dict()
+    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names, "table": table}
 
 
 def _class_counts(federation: Federation, client: ClientId) -> list[int]:

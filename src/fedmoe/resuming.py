@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmoe.assembly import Parts
+from fedmoe.config import ExperimentConfig
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS
 from fedmoe.result import versions
 from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
 from fedmoe.storage.rundir import RunDirectory
+
+# Sections that gain settings from version to version; none of these is None but by default.
+GROWING = {"training", "schedule", "evaluation", "engine"}
 
 
 def record_run(run: RunDirectory, parts: Parts) -> str:
@@ -21,7 +25,8 @@ def record_run(run: RunDirectory, parts: Parts) -> str:
         **parts.weights_digests,
         "versions": versions(),
     }
-    known = run.record_config({**parts.config.model_dump(mode="json"), "recorded": recorded})
+    asked = {**parts.config.model_dump(mode="json"), "recorded": recorded}
+    known = run.record_config(asked, ExperimentConfig().model_dump(mode="json", include=GROWING))
     run_id: str = known["recorded"]["run_id"]
     return run_id
 

@@ -111,6 +111,12 @@ def test_another_optimizer_than_plain_sgd_is_an_error(changes):
         scaffold(ScaffoldConfig(), setup)
 
 
+def test_clipped_gradients_are_an_error():
+    setup = tiny_setup()._replace(federated=LocalTrainer(replace(tiny_plan(), max_gradient_norm=1.0), "batched"))
+    with pytest.raises(ConfigError, match=r"max_gradient_norm=1.*control variates"):
+        scaffold(ScaffoldConfig(), setup)
+
+
 def test_steps_are_counted_as_the_trainer_takes_them():
     counts = torch.tensor([0, 1, 4, 9])
     assert num_steps(LocalTraining(epochs=3, batch_size=4), counts).tolist() == [0, 3, 3, 9]

@@ -13,7 +13,9 @@ NATIVE_TESTS = (
     "tests/native/test_kernel.py",
     "tests/training/test_native_epochs.py",
     "tests/training/test_trained_names.py",
+    "tests/training/test_against_torch.py",
     "tests/training/test_mixed_weights.py",
+    "tests/training/test_weighted_copies.py",
     "tests/algorithms/test_fedmix_native.py",
 )
 WRAPPER = '#!/bin/sh\nexec {compiler} "$@" -g -fsanitize=address,undefined -fno-sanitize-recover=undefined\n'

@@ -77,6 +77,13 @@ class TestRecordedConfig:
                 ids.add(RunDirectory(tmp_path / name).record_config(CONFIG)["recorded"]["run_id"])
         assert len(ids) == 3
 
+    def test_a_setting_that_came_later_counts_as_its_default(self, run):
+        run.record_config(CONFIG)
+        new, defaults = changed(schedule={"decay": 0.0}), {"schedule": {"decay": 0.0}}
+        assert run.record_config(new, defaults)["recorded"]["run_id"]
+        with pytest.raises(RunError, match=r"schedule\.decay is 0\.0 there and 0\.1 here"):
+            run.record_config(changed(schedule={"decay": 0.1}), defaults)
+
     @pytest.mark.parametrize(
         ("config", "message"),
         [

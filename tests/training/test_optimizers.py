@@ -8,6 +8,10 @@ PAIRS = [
     (Sgd(0.05, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
     (Adam(1e-2), lambda p: torch.optim.Adam(p, lr=1e-2)),
     (Adam(1e-3, 0.8, 0.99, 1e-4), lambda p: torch.optim.Adam(p, lr=1e-3, betas=(0.8, 0.99), eps=1e-4)),
+    (Sgd(0.1, weight_decay=0.3), lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.3)),
+    (Sgd(0.05, 0.9, 0.3), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.3)),
+    (Adam(1e-2, weight_decay=0.3), lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.3)),
+    (Adam(1e-2, weight_decay=0.3, decoupled=True), lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.3)),
 ]
 
 
@@ -48,3 +52,11 @@ def test_clients_at_different_step_counts_step_as_if_alone(ours, theirs):
     for s, taken in ((0, grads[:, 0]), (1, grads[5:, 1])):
         *_, expected = reference(theirs, start[s], taken)
         torch.testing.assert_close(flat[s], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(0.1, 0.9, 0.5), Adam(0.1, weight_decay=0.5, decoupled=True)])
+def test_weights_that_are_not_trained_do_not_decay(optimizer):
+    flat, state = torch.ones(1, 3), init_optimizer_state(optimizer, torch.ones(1, 3))
+    for step in (1, 2):
+        descend(optimizer, flat, torch.zeros(1, 3), state, step, torch.tensor([True, False, True]))
+    assert flat[0, 1] < 0.95 and flat[0, [0, 2]].tolist() == [1.0, 1.0]

@@ -84,7 +84,14 @@ def adapted_alpha(
     """One step down d f(mixture) / d alpha = <v - w, grad f(mixture)>, on all of a client's records; within 0 and 1."""
     whole_batch = max(1, data.train.y.shape[1])
     trainer = setup.federated.with_settings(
-        epochs=1, steps=None, batch_size=whole_batch, learning_rate=rate, optimizer="sgd", momentum=0.0
+        epochs=1,
+        steps=None,
+        batch_size=whole_batch,
+        learning_rate=rate,
+        optimizer="sgd",
+        momentum=0.0,
+        weight_decay=0.0,
+        max_gradient_norm=None,
     )
     group = trainer.group({"alpha": personal.alpha}, alpha_losses(setup.expert), data.train)
     frozen = {"own": personal.model, "model": shared.model}

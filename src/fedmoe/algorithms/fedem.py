@@ -16,20 +16,19 @@ from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedmoe import trees
 from fedmoe.aggregation.server_optimizer import init_moments
 from fedmoe.algorithms import fedavg
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, uniform_sample
 from fedmoe.algorithms.fedavg import TrainingReport, move_model
 from fedmoe.algorithms.ifca import distinct_starts
 from fedmoe.algorithms.setup import AlgorithmSetup
-from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, Tree
+from fedmoe.core_types import ClientData, ClientId, Examples, Tensors
 from fedmoe.models.expert_mixture import log_likelihoods, log_mixture
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
-from fedmoe.training.batch import Batch, Loss, Trainable
-from fedmoe.training.classifier import log_probs
+from fedmoe.training.batch import Batch
 from fedmoe.training.local import LocalTrainer
+from fedmoe.training.weighted_copies import WeightedCopiesLoss, log_probs_of
 from fedmoe.wire import message
 
 RESPONSIBILITY = "responsibility"
@@ -94,12 +93,6 @@ def fedem(config: FedEmConfig, setup: AlgorithmSetup) -> Algorithm:
     )
 
 
-def log_probs_of(network: Network, components_M: Tensors, batch: Batch) -> Tensor:
-    """(M, B, C)."""
-    count = len(next(iter(components_M.values())))
-    return torch.stack([log_probs(network, one, batch) for one in trees.unstack(components_M, count)])
-
-
 def likelihoods_of(network: Network, trainer: LocalTrainer, components_SM: Tensors, examples: Examples) -> Tensor:
     """(S, N, M): log p(y|x, m); zero where there is no example."""
 
@@ -121,16 +114,6 @@ def mean_responsibility(weights_SM: Tensor, q_SNM: Tensor, counts_S: Tensor) -> 
     return torch.where(counts_S[:, None] > 0, mean_SM, weights_SM)
 
 
-def weighted_losses(network: Network) -> Loss:
-    """M-step: the loss of every component on each example, weighted with its q."""
-
-    def losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
-        likelihood_BM = log_likelihoods(log_probs_of(network, trainable["components"], batch), batch.y)
-        return -(batch.extra[RESPONSIBILITY] * likelihood_BM).sum(-1)
-
-    return losses
-
-
 def local_update(
     setup: AlgorithmSetup, shared: Broadcast, client: MixtureWeights, data: ClientData, rng: Streams
 ) -> tuple[MixtureWeights, Update, TrainingReport]:
@@ -138,7 +121,8 @@ def local_update(
     likelihood_SNM = likelihoods_of(setup.expert, trainer, shared.experts, train)
     q_SNM = responsibilities(client.weights, likelihood_SNM)
     weighted = train._replace(extra={**train.extra, RESPONSIBILITY: q_SNM})
-    group = trainer.group(shared.experts, weighted_losses(setup.expert), weighted)
+    losses = WeightedCopiesLoss(setup.expert, "components", RESPONSIBILITY)  # M-step
+    group = trainer.group(shared.experts, losses, weighted)
     fitted = trainer.fit({"components": group}, rng)
     update = Update(fitted.params["components"], shared.expert_ids, train.counts.to(torch.float32))
     weights_SM = mean_responsibility(client.weights, q_SNM, train.counts)

@@ -92,6 +92,11 @@ def require_plain_sgd(settings: LocalTraining) -> None:
             "are mean gradients, computed from the distance that a client moved. Set training.federated.optimizer = "
             "'sgd', momentum = 0, and a learning rate for it."
         )
+    if settings.max_gradient_norm is not None:
+        raise ConfigError(
+            f"scaffold cannot be used with training.federated.max_gradient_norm={settings.max_gradient_norm:g}: its "
+            "control variates are mean gradients, and clipped ones are none. Remove the key."
+        )
 
 
 def zeros_like(model: Tensors) -> Tensors:

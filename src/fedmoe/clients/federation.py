@@ -14,6 +14,7 @@ from fedmoe import trees
 from fedmoe.clients.opt_out import OptOut
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, without_labels
 from fedmoe.data.dataset import Dataset, Table
+from fedmoe.data.tables import TableSchema
 from fedmoe.errors import DataError
 from fedmoe.partition.draw import Transform
 from fedmoe.partition.split import Indices, Split
@@ -80,6 +81,8 @@ class Federation:
     # The first so many of the unseen clients are for choosing settings and thresholds; the others test.
     num_validation: int = 0
     public: Callable[[], PublicData] | None = None
+    class_names: tuple[str, ...] = ()  # where classes have names
+    table: TableSchema | None = None  # of rows of a table: what turned them into x, and reads new ones
 
     def participates(self, client: ClientId) -> bool:
         """Whether this client trains with the others."""
@@ -215,6 +218,7 @@ def federation_from_split(
         load=SplitClient,
         digest=split.digest,
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
+        class_names=dataset.class_names,
         side_values=transform.side_values if transform else {},
         num_validation=split.num_validation,
         public=public if len(split.public) else None,

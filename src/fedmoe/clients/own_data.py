@@ -64,8 +64,8 @@ def federation_from_clients(
     (6, ['ward'])
     """
     opted_out = opted_out or {}
-    _require_known("unseen", unseen, clients)
-    _require_known("opted_out", opted_out, clients)
+    require_known("unseen", unseen, clients)
+    require_known("opted_out", opted_out, clients)
     shares = {"validation": validation_share, "test": test_share}
     _require_shares(shares)
     names = sorted(clients, key=lambda name: name in unseen)  # stable: the given order, unseen clients last
@@ -98,7 +98,7 @@ def _client(
     name: str, given: ClientInput, opted_out: OptedOut, shares: Mapping[str, float], num_classes: int | None, seed: int
 ) -> OwnClient:
     whose, sources = f"client {name!r}", given if isinstance(given, Mapping) else {"train": given}
-    _require_known(whose, sources, PARTS)
+    require_known(whose, sources, PARTS)
     if "train" not in sources:
         raise DataError(f"{whose} has no part 'train'. Give one, or a bare (x, y) that is cut for you.")
     read = {p: read_examples(sources[p], whose if p == "train" else f"{whose}, {p}", num_classes) for p in sources}
@@ -180,7 +180,7 @@ def _side_values(
                 f"{whose} has side information {sorted(part.extra)}, but {first} has {known}. "
                 "Give all training and validation rows the same."
             )
-    _require_known("side_values", declared, known)
+    require_known("side_values", declared, known)
     shared = list(_shared_rows(sharing))
     found = {kind: int(torch.cat([rows.extra[kind] for rows in shared]).max()) + 1 for kind in known}
     values = {**found, **declared}
@@ -219,7 +219,7 @@ def _require_one_kind(parts: Mapping[str, Examples]) -> None:
             raise DataError(f"{whose}: x is {kind}, but of {first} {kinds[first]}. Bring all to one shape and type.")
 
 
-def _require_known(whose: str, names: Collection[str], known: Collection[str]) -> None:
+def require_known(whose: str, names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 1, cutoff=0.4)

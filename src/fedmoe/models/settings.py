@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
 from fedmoe.errors import ConfigError
 from fedmoe.import_strings import EXAMPLE, kind_by
 from fedmoe.models.common_expert import Embedding
-from fedmoe.setting_types import FilePath, NonNegativeFloat, PositiveInt
+from fedmoe.paths import FilePath
+from fedmoe.setting_types import NonNegativeFloat, PositiveInt
 
 
 class StartSection(BaseModel):

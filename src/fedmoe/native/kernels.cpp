@@ -77,6 +77,13 @@ void fedmoe_train_mixed_weights(const Net* nets, int64_t num_nets, const Client*
   for (int64_t c = 0; c < count; c++) losses[c] = train_one(nets, num_nets, clients[c], num_weights, *optimizer, step);
 }
 
+// Copies of one network; it has no settings.
+void fedmoe_train_weighted_copies(const Net* nets, int64_t num_nets, const Client* clients, int64_t count,
+                                  int64_t num_weights, const Optimizer* optimizer, double* losses, const void*) {
+  for (int64_t c = 0; c < count; c++)
+    losses[c] = train_one(nets, num_nets, clients[c], num_weights, *optimizer, WeightedCopiesStep{});
+}
+
 void fedmoe_train_fedmix(const Net* nets, int64_t num_nets, const Client* clients, int64_t count, int64_t num_weights,
                          const Optimizer* optimizer, double* losses, const void* settings) {
   FedMixStep step{*(const FedMixSettings*)settings};

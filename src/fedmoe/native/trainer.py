@@ -22,9 +22,9 @@ class OptimizerSettings(ctypes.Structure):
     """`struct Optimizer` in training.h."""
 
     _fields_: ClassVar[list[Any]] = [
-        *((name, ctypes.c_double) for name in ("rate", "momentum", "beta1", "beta2", "epsilon")),
-        ("adam", ctypes.c_int64),
-        ("proximal", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("rate", "momentum", "beta1", "beta2", "epsilon", "weight_decay")),
+        *((name, ctypes.c_int64) for name in ("adam", "decoupled")),
+        *((name, ctypes.c_double) for name in ("proximal", "max_norm")),
         ("ranges", ctypes.c_void_p),
         ("num_ranges", ctypes.c_int64),
     ]

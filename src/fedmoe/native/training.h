@@ -7,14 +7,22 @@
 namespace fedmoe {
 
 struct Optimizer {
-  double rate, momentum, beta1, beta2, epsilon;
-  int64_t adam;
-  double proximal;  // strength of the pull towards a client's anchor
+  double rate, momentum, beta1, beta2, epsilon, weight_decay;
+  int64_t adam, decoupled;  // decoupled: weights decay by themselves (AdamW), else as a part of the gradient
+  double proximal;          // strength of the pull towards a client's anchor
+  double max_norm;          // of a client's whole gradient; 0 for no limit
   const int64_t* ranges;  // begin and end of each stretch of the flat vector that is trained; the rest stays
   int64_t num_ranges;
 };
 
-static void descend(const Optimizer& o, float* p, const float* g, float* mean, float* square, int64_t n, int64_t step) {
+static void decay(const Optimizer& o, float* p, float* g, int64_t n) {
+  float share = o.decoupled ? o.rate * o.weight_decay : o.weight_decay;
+  if (o.decoupled) for (int64_t i = 0; i < n; i++) p[i] -= share * p[i];
+  else for (int64_t i = 0; i < n; i++) g[i] += share * p[i];
+}
+
+static void descend(const Optimizer& o, float* p, float* g, float* mean, float* square, int64_t n, int64_t step) {
+  if (o.weight_decay) decay(o, p, g, n);
   if (o.adam) {
     float b1 = o.beta1, b2 = o.beta2, c1 = 1 - o.beta1, c2 = 1 - o.beta2, epsilon = o.epsilon;
     float rate = o.rate / (1 - std::pow(o.beta1, step)), correction = std::sqrt(1 - std::pow(o.beta2, step));
@@ -165,6 +173,24 @@ struct MixedWeightsStep {
   }
 };
 
+// Copies of one network, each with the cross-entropy of every example times that copy's weight for it.
+struct WeightedCopiesStep {
+  double operator()(std::vector<Member>& copies, const Client& client, const Batch& at) const {
+    const float* weights = *(const float* const*)client.inputs;  // (examples, copies)
+    int64_t batch = at.rows.size(), classes = copies[0].last().out_size();
+    double loss = 0;
+    for (size_t m = 0; m < copies.size(); m++) {
+      copies[m].forward(at.rows);
+      for (int64_t b = 0; b < batch; b++) {
+        float *scores = copies[m].scores + b * copies[m].stride(), weight = weights[at.order[b] * copies.size() + m];
+        loss += weight * cross_entropy(&scores, classes, client.y[at.order[b]], weight / batch);
+      }
+      copies[m].backward(at.rows);
+    }
+    return loss / batch;
+  }
+};
+
 // FedMix's experts, gate and q together over a batch; a pruned expert is neither computed nor trained.
 struct FedMixStep {
   const FedMixSettings& settings;
@@ -200,10 +226,23 @@ static void correct_gradient(const Client& client, double proximal, float* gradi
     for (int64_t i = begin; i < end; i++) gradient[i] += client.gradient_offset[i];
 }
 
+// As torch.nn.utils.clip_grad_norm_, over all that is trained.
+static void clip_by_norm(const Optimizer& o, float* gradient) {
+  double squares = 0;
+  for (int64_t r = 0; r < o.num_ranges; r++)
+    for (int64_t i = o.ranges[2 * r]; i < o.ranges[2 * r + 1]; i++) squares += (double)gradient[i] * gradient[i];
+  float scale = o.max_norm / (std::sqrt(squares) + 1e-6);
+  if (scale >= 1) return;  // not so for NaN, which travels on
+  for (int64_t r = 0; r < o.num_ranges; r++)
+    for (int64_t i = o.ranges[2 * r]; i < o.ranges[2 * r + 1]; i++) gradient[i] *= scale;
+}
+
 static void move_weights(const Client& client, const Optimizer& o, float* gradient, int64_t step) {
+  for (int64_t r = 0; r < o.num_ranges; r++)
+    correct_gradient(client, o.proximal, gradient, o.ranges[2 * r], o.ranges[2 * r + 1]);
+  if (o.max_norm) clip_by_norm(o, gradient);
   for (int64_t r = 0; r < o.num_ranges; r++) {
     int64_t begin = o.ranges[2 * r], end = o.ranges[2 * r + 1];
-    correct_gradient(client, o.proximal, gradient, begin, end);
     float* mean = client.mean ? client.mean + begin : nullptr;
     float* square = client.square ? client.square + begin : nullptr;
     descend(o, client.flat + begin, gradient + begin, mean, square, end - begin, step);

@@ -84,11 +84,12 @@ class RunDirectory:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # at once, even if a process forked just now has yet to close its copy
                 os.close(lock)
 
-    def record_config(self, config: dict[str, Any]) -> dict[str, Any]:
+    def record_config(self, config: dict[str, Any], defaults: dict[str, Any] | None = None) -> dict[str, Any]:
         """Write the config of a new run, or check that the run here has the same one; returns what is recorded.
 
         The table `recorded` holds what no user sets: versions, digests of data and modules, and the run's id, which is
-        drawn here and binds checkpoints and private states to this folder.
+        drawn here and binds checkpoints and private states to this folder. A setting that came into being after the
+        run began counts as its default there: `defaults`, by section.
         """
         new = _without_none(config)
         try:
@@ -97,7 +98,7 @@ class RunDirectory:
             made = {**new, "recorded": {**new.get("recorded", {}), "run_id": secrets.token_hex(16)}}
             write_atomically(self.config, tomli_w.dumps(made).encode())
             return made
-        for key, old, asked in _differences(recorded, new):
+        for key, old, asked in _differences(_flat(_without_none(defaults or {})) | _flat(recorded), _flat(new)):
             if not (key == "engine.backend" and asked == "auto"):
                 raise RunError(
                     f"{self.path} belongs to another run: {key} is {old!r} there and {asked!r} here. "
@@ -146,9 +147,8 @@ class RunDirectory:
         write_atomically(path, json.dumps(value, indent=1).encode())
 
 
-def _differences(recorded: dict[str, Any], asked: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The user's own settings first: a digest of another split says less than the seed that made it."""
-    old, new = _flat(recorded), _flat(asked)
     for key in sorted({*old, *new}, key=lambda key: (key.startswith("recorded."), key)):
         free = any(key == name or key.startswith(name + ".") for name in FREE_TO_CHANGE)
         if not free and old.get(key) != new.get(key):

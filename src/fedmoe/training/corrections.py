@@ -1,4 +1,5 @@
-"""What is done to the gradient of a group's loss: a proximal pull and a constant added, and zero where nothing moves.
+"""What is done to the gradient of a group's loss: a proximal pull and a constant added, zero where nothing moves, and a
+limit to its norm.
 
 Shape suffixes: S clients of a cohort, R clients that take this step, P parameters of a group.
 """
@@ -11,6 +12,8 @@ from torch import Tensor
 from fedmoe.core_types import Tree
 from fedmoe.errors import MessageError
 from fedmoe.training.flat import Layout
+
+NORM_EPSILON = 1e-6  # of clip_grad_norm_; in native/training.h too
 
 
 class Proximal(NamedTuple):
@@ -27,6 +30,7 @@ class Corrections(NamedTuple):
     strength: float = 0.0
     offset_SP: Tensor | None = None
     untrained_P: Tensor | None = None  # bool: parameters that stay as they are
+    max_norm: float | None = None  # of a client's whole gradient, all else done
 
     @classmethod
     def of(
@@ -34,6 +38,7 @@ class Corrections(NamedTuple):
         proximal: Proximal | None,
         gradient_offset: Tree | None,
         trained_names: frozenset[str] | None,
+        max_norm: float | None,
         layout: Layout,
         flat_SP: Tensor,
     ) -> "Corrections":
@@ -42,6 +47,7 @@ class Corrections(NamedTuple):
             proximal.strength if proximal else 0.0,
             None if gradient_offset is None else _packed(gradient_offset, layout, flat_SP, "the gradient offset"),
             None if trained_names is None else _untrained(trained_names, layout),
+            max_norm,
         )
 
     def apply(self, grad_RP: Tensor, point_RP: Tensor, rows: list[int] | slice) -> None:
@@ -52,6 +58,14 @@ class Corrections(NamedTuple):
             grad_RP.add_(self.offset_SP[rows])
         if self.untrained_P is not None:  # no optimizer moves a weight whose gradient was always zero
             grad_RP.masked_fill_(self.untrained_P, 0)
+        if self.max_norm is not None:
+            clip_by_norm(grad_RP, self.max_norm)
+
+
+def clip_by_norm(grad_RP: Tensor, max_norm: float) -> None:
+    """In place, each client by itself, as `torch.nn.utils.clip_grad_norm_` does."""
+    norm_R1 = torch.linalg.vector_norm(grad_RP, dim=1, keepdim=True)
+    grad_RP.mul_((max_norm / (norm_R1 + NORM_EPSILON)).clamp_(max=1.0))
 
 
 def _untrained(trained_names: frozenset[str], layout: Layout) -> Tensor:

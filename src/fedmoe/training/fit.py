@@ -47,6 +47,7 @@ class Group(NamedTuple):
     proximal: Proximal | None = None  # a pull of the parameters towards given ones: FedProx, Ditto
     gradient_offset: Tree | None = None  # of the structure of `params`, added to every gradient: SCAFFOLD
     trained_names: frozenset[str] | None = None  # parameters that move, the others stay: FedRep; None: all move
+    max_gradient_norm: float | None = None  # a client's longer gradient is scaled down to it, at every step
 
 
 class Schedule(NamedTuple):
@@ -131,7 +132,12 @@ class _Cohort:
         }
         self.corrections = {
             name: Corrections.of(
-                group.proximal, group.gradient_offset, group.trained_names, self.layouts[name], self.flat[name]
+                group.proximal,
+                group.gradient_offset,
+                group.trained_names,
+                group.max_gradient_norm,
+                self.layouts[name],
+                self.flat[name],
             )
             for name, group in groups.items()
         }
@@ -210,7 +216,7 @@ class _Cohort:
             self.corrections[name].apply(grads[name], point[name], slice(None) if everyone else rows)
             own = self.optimizer_state[name]
             state = own if everyone else {key: tensor[rows] for key, tensor in own.items()}
-            descend(group.optimizer, point[name], grads[name], state, count)
+            descend(group.optimizer, point[name], grads[name], state, count, self.corrections[name].untrained_P)
             if not everyone:
                 self.flat[name][rows] = point[name]
                 for key, tensor in state.items():

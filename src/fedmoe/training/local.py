@@ -34,9 +34,13 @@ class LocalTrainer(NamedTuple):
         return self._replace(settings=replace(self.settings, **changes))
 
     def group(self, params_S: Tree, loss: Loss, data: Examples, **options: Any) -> Group:
-        """A group with the optimizer and the augmentation of these settings; `options` are further fields of it."""
-        augmentation = self.settings.augmentation
-        return Group(params_S, loss, data, self.settings.make_optimizer(), augmentation=augmentation, **options)
+        """A group with the optimizer, the augmentation and the limit to gradients of these settings; `options` are
+        further fields of it."""
+        of_settings = {
+            "augmentation": self.settings.augmentation,
+            "max_gradient_norm": self.settings.max_gradient_norm,
+        }
+        return Group(params_S, loss, data, self.settings.make_optimizer(), **of_settings | options)
 
     def early_stopping(self, loss: Loss, data: Examples) -> EarlyStopping:
         return EarlyStopping(loss, data, self.settings.patience, self.settings.check_every)

@@ -42,6 +42,8 @@ from fedmoe.training.optimizers import Adam, Optimizer
 if TYPE_CHECKING:
     from fedmoe.training.fit import Group
 
+CORRECTIONS = ("proximal", "gradient_offset", "trained_names", "max_gradient_norm")  # of a group's gradient
+
 
 class NativeEpochs(NamedTuple):
     """One group of a cohort, as the kernels read and write it."""
@@ -84,8 +86,14 @@ def kernel_spec_of(groups: Mapping[str, "Group"], frozen: Tree) -> KernelSpec | 
     if groups.keys() != known:
         return f"the groups {', '.join(map(repr, groups))} are trained together"
     for other in known - {name}:
-        if any(getattr(groups[other], what) is not None for what in ("proximal", "gradient_offset", "trained_names")):
-            return f"group {other!r} has a proximal term, a gradient offset or untrained parameters beside {name!r}"
+        if (
+            any(getattr(groups[other], what) is not None for what in CORRECTIONS)
+            or groups[other].optimizer.weight_decay
+        ):
+            return (
+                f"group {other!r} has a proximal term, a gradient offset, untrained parameters, a limited gradient "
+                f"or weight decay beside {name!r}"
+            )
     for feature in ("batch_term", "noise", "augmentation"):
         if getattr(group, feature):
             return f"group {name!r} has {'an' if feature[0] == 'a' else 'a'} {feature}"
@@ -110,7 +118,7 @@ def native_epochs(
     layout = layouts[name]
     bound = _bound_trainer(
         kernels, layout.names, layout.shapes, group.trained_names, group.optimizer, corrections.strength,
-        spec.num_copies, beside, function,
+        corrections.max_norm, spec.num_copies, beside, function,
     )  # fmt: skip
     counts = group.data.counts.tolist()
     size = len(counts)
@@ -144,6 +152,7 @@ def _bound_trainer(
     trained_names: frozenset[str] | None,
     optimizer: Optimizer,
     strength: float,
+    max_norm: float | None,
     num_copies: int | None,
     beside: tuple[tuple[str, tuple[int, ...]], ...],
     function: str,
@@ -166,7 +175,7 @@ def _bound_trainer(
         networks, lowest = [expert] * num_copies, lowest * num_copies
         offsets = [np.where(first < 0, first, first + h * expert.sizes) for h in range(num_copies)]
     ranges = _ranges([name in trained for name in names], sizes)
-    settings = _settings(optimizer, strength)
+    settings = _settings(optimizer, strength, max_norm)
     return _BoundTrainer(Trainer(networks, offsets, lowest, settings, ranges, function), starts)
 
 
@@ -192,10 +201,13 @@ def ends_of_batches(count: int, batch_size: int, steps: int) -> Tensor:
     return (starts + ends_of_epoch).flatten()[:steps]
 
 
-def _settings(optimizer: Optimizer, strength: float) -> OptimizerSettings:
+def _settings(optimizer: Optimizer, strength: float, max_norm: float | None) -> OptimizerSettings:
+    settings = OptimizerSettings(
+        rate=optimizer.learning_rate, weight_decay=optimizer.weight_decay, proximal=strength, max_norm=max_norm or 0.0
+    )
     if isinstance(optimizer, Adam):
-        return OptimizerSettings(
-            optimizer.learning_rate, 0.0, optimizer.beta1, optimizer.beta2, optimizer.epsilon, adam=True,
-            proximal=strength,
-        )  # fmt: skip
-    return OptimizerSettings(optimizer.learning_rate, optimizer.momentum, adam=False, proximal=strength)
+        settings.beta1, settings.beta2, settings.epsilon = optimizer.beta1, optimizer.beta2, optimizer.epsilon
+        settings.adam, settings.decoupled = True, optimizer.decoupled
+    else:
+        settings.momentum = optimizer.momentum
+    return settings

@@ -1,4 +1,4 @@
-"""SGD, momentum and Adam on flat parameter vectors with a client axis.
+"""SGD, momentum, Adam and AdamW on flat parameter vectors with a client axis.
 
 Why not `torch.optim`: a client's parameters are one row of a (S, P) matrix here, so one elementwise step serves a
 cohort and a single client alike, without the per-parameter Python of an Optimizer (a tenth of a small CNN's step) and
@@ -17,6 +17,7 @@ from fedmoe.core_types import Tensors
 class Sgd:
     learning_rate: float
     momentum: float = 0.0
+    weight_decay: float = 0.0  # added to the gradient, as in torch.optim
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Adam:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False  # AdamW: weights shrink by themselves, and the moments see nothing of it
 
 
 Optimizer = Sgd | Adam
@@ -37,8 +40,20 @@ def init_optimizer_state(optimizer: Optimizer, flat_SP: Tensor) -> Tensors:
     return {"velocity": torch.zeros_like(flat_SP)} if optimizer.momentum else {}
 
 
-def descend(optimizer: Optimizer, flat_SP: Tensor, grad_SP: Tensor, state: Tensors, step: int | Tensor) -> None:
-    """One step, in place on `flat_SP` and `state`. `step` counts from 1: a number, or (S, 1) where clients differ."""
+def descend(
+    optimizer: Optimizer,
+    flat_SP: Tensor,
+    grad_SP: Tensor,
+    state: Tensors,
+    step: int | Tensor,
+    untrained_P: Tensor | None = None,
+) -> None:
+    """One step, in place on `flat_SP` and `state`. `step` counts from 1: a number, or (S, 1) where clients differ.
+
+    Weights that are `untrained_P` (bool), whose gradient is zero, do not decay either.
+    """
+    if optimizer.weight_decay:
+        grad_SP = _decay(optimizer, flat_SP, grad_SP, untrained_P)
     if isinstance(optimizer, Adam) and isinstance(step, int):
         _fused_adam(optimizer, flat_SP, grad_SP, state, step)
         return
@@ -53,6 +68,15 @@ def descend(optimizer: Optimizer, flat_SP: Tensor, grad_SP: Tensor, state: Tenso
     flat_SP.sub_(grad_SP, alpha=optimizer.learning_rate)
 
 
+def _decay(optimizer: Optimizer, flat_SP: Tensor, grad_SP: Tensor, untrained_P: Tensor | None) -> Tensor:
+    """The gradient with the decay in it; a decoupled one is taken off the weights at once."""
+    decaying_SP = flat_SP if untrained_P is None else flat_SP.masked_fill(untrained_P, 0)
+    if isinstance(optimizer, Adam) and optimizer.decoupled:
+        flat_SP.sub_(decaying_SP, alpha=optimizer.learning_rate * optimizer.weight_decay)
+        return grad_SP
+    return grad_SP.add(decaying_SP, alpha=optimizer.weight_decay)
+
+
 def _fused_adam(optimizer: Adam, flat_SP: Tensor, grad_SP: Tensor, state: Tensors, step: int) -> None:
     """The kernel behind ``torch.optim.Adam(fused=True)``: one pass over memory instead of six."""
     torch._fused_adam_(
@@ -65,7 +89,7 @@ def _fused_adam(optimizer: Adam, flat_SP: Tensor, grad_SP: Tensor, state: Tensor
         lr=optimizer.learning_rate,
         beta1=optimizer.beta1,
         beta2=optimizer.beta2,
-        weight_decay=0.0,
+        weight_decay=0.0,  # `_decay` has done it
         eps=optimizer.epsilon,
         amsgrad=False,
         maximize=False,

@@ -18,8 +18,10 @@ class LocalTraining:
     epochs: PositiveInt = 1
     batch_size: PositiveInt = 10
     learning_rate: PositiveFloat = 1e-3
-    optimizer: Literal["adam", "sgd"] = "adam"
-    momentum: NonNegativeFloat = 0.0
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    momentum: NonNegativeFloat = 0.0  # of SGD
+    weight_decay: NonNegativeFloat = 0.0  # as torch.optim: part of the gradient, but for adamw
+    max_gradient_norm: PositiveFloat | None = None  # of a client's whole gradient; a longer one is scaled down
     steps: PositiveInt | None = None
     patience: PositiveInt = 20
     check_every: PositiveInt = 1  # epochs between checks of the validation loss
@@ -34,4 +36,6 @@ class LocalTraining:
         return AUGMENTATIONS[self.augment] if self.augment else None
 
     def make_optimizer(self) -> Optimizer:
-        return Adam(self.learning_rate) if self.optimizer == "adam" else Sgd(self.learning_rate, self.momentum)
+        if self.optimizer == "sgd":
+            return Sgd(self.learning_rate, self.momentum, self.weight_decay)
+        return Adam(self.learning_rate, weight_decay=self.weight_decay, decoupled=self.optimizer == "adamw")
