@@ -138,16 +138,15 @@ def build_common_expert(
         return None
     weights, notes = read_weights(chosen.weights, "common_expert.weights")
     source = expert if chosen.model is None else None
-    common = CommonExpert(
+    return CommonExpert(
         source or (lambda: _model(chosen.model or config.model, federation, federation.num_classes)),
         weights,
-        federation.input_shape,
+        federation.load(0).train.x[:2],
+        federation.num_classes,
         what=f"common_expert.weights={str(chosen.weights)!r}",
         embedding=chosen.embedding,
         temperature=temperature_in(notes),
     )
-    common.check(federation.load(0).train.x[:2], federation.num_classes)
-    return common
 
 
 def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Module:

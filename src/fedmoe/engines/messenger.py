@@ -29,6 +29,7 @@ from fedmoe.errors import MessageError, RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.wire import message
 
+FROZEN = "frozen weights"  # what manifests call the exchange in which public constants are sent
 VersionOf = Callable[[ClientId], int]  # the state version that a message names for a client
 
 
@@ -140,7 +141,7 @@ class Messenger:
         """Of clients that are reached for the first time."""
         new = set(clients) - self.have_frozen
         if new and any(self.frozen):
-            manifest.count_down("frozen weights", self.frozen, len(new))
+            manifest.count_down(FROZEN, self.frozen, len(new))
         self.have_frozen |= new
 
     def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, most: int | None = None) -> list[Cohort]:

@@ -25,22 +25,26 @@ Embedding = Literal["features", "output"]
 class CommonExpert:
     """`embedding`: the input of the output layer ("features"), or what the network returns ("output").
 
-    A network whose output is the embedding has no output layer, so it cannot predict.
+    A network whose output is the embedding has no output layer, so it cannot predict. `some_x` is a batch of inputs,
+    for which one that does not fit is refused.
     """
 
     def __init__(
         self,
         source: ModuleOrFactory,
         weights: Tensors,
-        input_shape: tuple[int, ...],
+        some_x: Tensor,
+        num_classes: int,
         *,
         what: str = "the common expert's file",
         embedding: Embedding = "features",
         temperature: float = 1.0,
     ) -> None:
-        self.network = Network(starting_from(source, weights, what), "common expert", input_shape)
+        self.network = Network(starting_from(source, weights, what), "common expert", tuple(some_x.shape[1:]))
         self.embedding, self.temperature = embedding, temperature
         self._trained = self.network.init(0)
+        self._check(some_x, num_classes)
+        self.num_features = int(self.embed(some_x).shape[1])
 
     @property
     def constants(self) -> Tensors:
@@ -68,8 +72,7 @@ class CommonExpert:
         with torch.no_grad():
             return F.log_softmax(self.network(self._trained, x) / self.temperature, dim=-1)
 
-    def check(self, x: Tensor, num_classes: int) -> None:
-        """Refuse one that does not fit the data: `x` is a batch of a client's inputs."""
+    def _check(self, x: Tensor, num_classes: int) -> None:
         if self.can_predict:
             self.network.check_output(x, num_classes)
             return
@@ -84,9 +87,6 @@ class CommonExpert:
                 f"the common expert returns shape {shape} for a batch of shape {tuple(x.shape)}; an embedding is a "
                 "vector per example, (B, F). Flatten its output."
             )
-
-    def num_features(self, x: Tensor) -> int:
-        return int(self.embed(x).shape[1])
 
 
 def temperature_in(notes: Mapping[str, str]) -> float:

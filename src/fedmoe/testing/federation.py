@@ -16,6 +16,7 @@ from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.config import ExperimentConfig, parse_config
 from fedmoe.core_types import ClientId, Examples
+from fedmoe.models.common_expert import CommonExpert
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import torch_stream
@@ -103,7 +104,17 @@ def tiny_setup(backend: Backend = "batched", clients_per_round: int | None = 3) 
         num_clients=UNSEEN,
         num_participants=len(PARTICIPANTS),
         num_classes=CLASSES,
+        common=tiny_common_expert(backend),
     )
+
+
+def tiny_common_expert(backend: Backend = "batched") -> CommonExpert:
+    """One that knows nothing, but tells examples apart."""
+    weights = Network(make_expert, "expert", (FEATURES,)).init("tiny common expert")
+    common = CommonExpert(make_expert, weights, torch.zeros(2, FEATURES), CLASSES)
+    if backend == "native":
+        common.network.go_native()
+    return common
 
 
 def tiny_config(
