@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedmoe import assembly
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
@@ -26,6 +28,7 @@ def run(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
     directory: str | Path | None = None,
 ) -> Result:
     """Train, personalise and score; resumes a run that `directory` holds unfinished. Leaves a report there.
@@ -37,11 +40,13 @@ def run(
         gate: likewise, with a single output; default: the config's model with one output.
         algorithm: a factory of the user's own, factory(setup) or factory(config: MyConfig, setup); its settings, the
             fields of MyConfig, are what the config has in [algorithm]. See docs/own_algorithm.md.
+        common_expert: a trained module that every client has and nobody trains further, instead of a file of weights.
         directory: where the run lives; default: a new temporary folder.
     """
     parsed = _parsed(config, federation, expert, gate, algorithm)
     home = expanded(directory) if directory else Path(tempfile.mkdtemp(prefix="fedmoe-"))
-    *_, last = run_events(parsed, home, federation=federation, expert=expert, gate=gate)
+    own = {"federation": federation, "expert": expert, "gate": gate, "common_expert": common_expert}
+    *_, last = run_events(parsed, home, **own)  # type: ignore[arg-type]
     assert isinstance(last, Result)
     return last
 
@@ -53,10 +58,11 @@ def build(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
 ) -> Parts:
     """Everything that a run needs, built once; the arguments are those of `run`."""
     parsed = _parsed(config, federation, expert, gate, algorithm)
-    return assembly.build(parsed, federation=federation, expert=expert, gate=gate)
+    return assembly.build(parsed, federation=federation, expert=expert, gate=gate, common_expert=common_expert)
 
 
 def _parsed(

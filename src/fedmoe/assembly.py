@@ -40,7 +40,7 @@ class Parts:
     title: str  # what tables call the algorithm
     cohort_size: int | Callable[[int], int]  # how many clients are computed together, of how many that take part
     source: BuiltFederation
-    metrics: Mapping[str, Metric] = field(default_factory=dict)  # of the user's own, beside accuracy and loss
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
     common: CommonExpert | None = None
 
@@ -76,6 +76,7 @@ def build(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
 ) -> Parts:
     """The parts of a run: run, compare, explain, audit, benchmarks and engines start from here.
 
@@ -83,6 +84,7 @@ def build(
         federation: the user's own clients; the config's data and split are then not read.
         expert, gate: the user's own modules or factories of modules.
         algorithm: a factory of the user's own; see `config.with_algorithm`.
+        common_expert: a trained module of the user's own, instead of the section [common_expert].
     """
     if algorithm is not None:
         config = with_algorithm(config, algorithm)
@@ -92,7 +94,7 @@ def build(
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
     networks = build_networks(config.model, whole, expert, gate)
     backend = resolve_backend(config, networks)
-    common = build_common_expert(config, whole, expert)
+    common = build_common_expert(config, whole, expert, common_expert)
     made = build_algorithm(config, whole, networks, backend, common)
     whole = with_cached(whole, made.once_of_examples)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
@@ -101,7 +103,7 @@ def build(
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
     title = config.algorithm.label or config.algorithm.entry.title
-    metrics = load_metrics(config.evaluation.metrics)
+    metrics = load_metrics(config.evaluation.metrics, whole.num_classes)
     return Parts(resolved, whole, *networks, made, title, size, source, metrics, tuple(notes), common)
 
 
@@ -130,10 +132,12 @@ def build_networks(
 
 
 def build_common_expert(
-    config: ExperimentConfig, federation: Federation, expert: ModuleOrFactory | None
+    config: ExperimentConfig, federation: Federation, expert: ModuleOrFactory | None, given: nn.Module | None = None
 ) -> CommonExpert | None:
     """Of the section [common_expert]; its network is that of [model], or the user's own, unless it says otherwise."""
-    chosen = config.common_expert
+    chosen, some_x = config.common_expert, federation.load(0).train.x[:2]
+    if given is not None:
+        return CommonExpert(given, given.state_dict(), some_x, federation.num_classes)
     if chosen is None:
         return None
     weights, notes = read_weights(chosen.weights, "common_expert.weights")
@@ -141,7 +145,7 @@ def build_common_expert(
     return CommonExpert(
         source or (lambda: _model(chosen.model or config.model, federation, federation.num_classes)),
         weights,
-        federation.load(0).train.x[:2],
+        some_x,
         federation.num_classes,
         what=f"common_expert.weights={str(chosen.weights)!r}",
         embedding=chosen.embedding,
@@ -173,7 +177,7 @@ def build_algorithm(
     _require_images(config, federation)
     setup = AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend),
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds),
         local=LocalTrainer(config.training.local, backend),
         personal=LocalTrainer(config.training.personal, backend),
         clients_per_round=None if number is None else number - drawing.anchors_per_round,

@@ -154,11 +154,11 @@ def _seeds(text: str) -> list[int]:
 
 
 def _report(results: Sequence[dict[str, Any]], home: Path, title: str) -> None:
-    from fedmoe.display.tables import score_table
+    from fedmoe.display.tables import class_tables, score_table
     from fedmoe.report.notes import notes
     from fedmoe.report.write import write_report
 
-    console.print(score_table(results, title))
+    console.print(score_table(results, title), *class_tables(results))
     for note in notes(results):
         console.print(escape(note), style="yellow" if note.startswith("Warning") else "dim", highlight=False)
     console.print(f"Report: [bold]{escape(str(write_report(results, home, title)))}[/bold]")

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from fedmoe import assembly
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
@@ -16,7 +18,7 @@ from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS, RoundRecord
 from fedmoe.errors import RunError, Stopped
 from fedmoe.evaluation.curve import curve_point
-from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
+from fedmoe.evaluation.expert_warnings import WINDOW, choice_warnings, expert_warnings
 from fedmoe.evaluation.metrics import Score
 from fedmoe.models.network import ModuleOrFactory
 from fedmoe.report.write import write_report
@@ -62,6 +64,7 @@ def run_events(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
     rounds_of: Path | None = None,
     command: str = "",
     should_stop: Callable[[], bool] = never,
@@ -73,7 +76,14 @@ def run_events(
     run = RunDirectory(directory)
     with run.opened():
         config = _with_recorded_backend(config, run)
-        parts = assembly.build(config, federation=federation, expert=expert, gate=gate, algorithm=algorithm)
+        parts = assembly.build(
+            config,
+            federation=federation,
+            expert=expert,
+            gate=gate,
+            algorithm=algorithm,
+            common_expert=common_expert,
+        )
         parts.algorithm.init_server(config.seed)  # a config that is refused leaves nothing behind
         run_id = record_run(run, parts)
         if parts.source.split is not None:
@@ -157,6 +167,8 @@ class _Run:
         if record.experts:
             loads = [experts["load"] for event in self.history[-WINDOW:] if (experts := event["experts"])]
             warnings += expert_warnings([*loads, record.experts["load"]])
+            watched = [event["experts"] for event in self.history[-WINDOW:]] + [record.experts]
+            warnings += choice_warnings([experts["first_choice"] for experts in watched if "first_choice" in experts])
         return warnings
 
     def _stop_if_hopeless(self) -> None:

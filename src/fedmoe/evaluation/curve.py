@@ -32,8 +32,8 @@ def mean_metrics(scores: Sequence[Score]) -> dict[str, dict[str, float]]:
     means: dict[str, dict[str, float]] = {}
     for kind, (data, unseen) in MEANS.items():
         some = [score.metrics for score in scores if score.data == data and score.unseen == unseen]
-        for name in some[0] if some else ():
-            defined = [one[name] for one in some if math.isfinite(one[name])]
+        for name in dict.fromkeys(name for one in some for name in one):
+            defined = [one[name] for one in some if math.isfinite(one.get(name, math.nan))]
             if defined:
                 means.setdefault(kind, {})[name] = fmean(defined)
     return means

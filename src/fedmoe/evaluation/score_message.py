@@ -1,5 +1,6 @@
 """Scores are a message like any other: declared, checked, and counted in a section of their own."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from fedmoe.core_types import ClientId, Tensors
 from fedmoe.errors import MessageError
+from fedmoe.evaluation.metric_catalog import is_detail
 from fedmoe.evaluation.metrics import Score
 from fedmoe.wire import message
 
@@ -25,7 +27,7 @@ class ScoreMessage(NamedTuple):
     accuracy: Tensor
     loss: Tensor
     examples: Tensor
-    metrics: Tensors  # of the user's own, by name
+    metrics: Tensors  # those that the config names
 
 
 def score_message(scores: Sequence[Score]) -> ScoreMessage:
@@ -54,9 +56,14 @@ def scores_in(sent: ScoreMessage, client: ClientId, *, unseen: bool, metrics: Co
     _check(sent)
     if sent.model.numel() and sent.metrics.keys() != set(metrics):
         raise MessageError(f"it has metrics {sorted(sent.metrics)}, not {sorted(metrics)}")
-    others = [{name: sent.metrics[name][row].item() for name in metrics} for row in range(len(sent.model))]
+    others = [_defined({name: sent.metrics[name][row].item() for name in metrics}) for row in range(len(sent.model))]
     columns = zip(*(column.tolist() for column in sent[:-1]), others, strict=True)
     return [Score(client, unseen, MODELS[m], DATA[d], *rest) for m, d, *rest in columns]
+
+
+def _defined(metrics: dict[str, float]) -> dict[str, float]:
+    """Details that are not defined are left out: of the experts that a client does not hold there is nothing to say."""
+    return {name: value for name, value in metrics.items() if not (is_detail(name) and math.isnan(value))}
 
 
 def _check(sent: ScoreMessage) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import curves, expert_figures, figures
-from fedmoe.report.markdown import metric_text
+from fedmoe.report.markdown import class_blocks, metric_text
 from fedmoe.report.methods import Method, Row, client_names, group, rejected_updates
 from fedmoe.report.notes import notes
 from fedmoe.report.svg import colour_rules, element, escape
@@ -55,6 +56,7 @@ def render(results: Sequence[RunRecord], title: str, table: Sequence[Row] | None
     body = [
         element("header", element("h1", escape(title)), _facts(results)),
         _summary(summarise(results) if table is None else table, notes(results)),
+        *_by_class(results),
         _figures(results),
         _learning(results),
         _experts(group(results)),
@@ -92,11 +94,12 @@ def _summary(table: Sequence[Row], footnotes: Sequence[str]) -> str:
         "own": "Own data",
         "global": "Global test",
         "unseen": "Unseen clients",
+        "validation": "Validation clients",
         "pooled": "New client, pooled data",
     }
     kinds = {kind: name for kind, name in kinds.items() if any(row.get(kind) for row in table)}
     metrics = list({name: None for row in table for name in row.get("metrics") or {}})
-    names = ["Method", *kinds.values(), "Spread", "Worst decile", *map(escape, metrics)]
+    names = ["Method", *kinds.values(), "Spread", "Worst decile", *(escape(title_of(name)) for name in metrics)]
     best = {kind: max(row[kind]["mean"] for row in table if row.get(kind)) for kind in kinds}
     rows = [
         element("th", escape(row["title"]), scope="row")
@@ -107,6 +110,18 @@ def _summary(table: Sequence[Row], footnotes: Sequence[str]) -> str:
     ]
     more = "".join(element("p", escape(words), class_="note") for words in footnotes)
     return element("section", element("h2", "Accuracy, in percent"), _table(names, rows, _how_to_read(table)), more)
+
+
+def _by_class(results: Sequence[RunRecord]) -> list[str]:
+    sections = []
+    for title, classes, rows in class_blocks(results, summarise(results)):
+        lines = [
+            element("th", escape(method), scope="row") + "".join(element("td", cell) for cell in cells)
+            for method, *cells in rows
+        ]
+        table = _table(["Method", *map(escape, classes)], lines, "Own data: mean over the clients that have the class.")
+        sections.append(element("section", element("h2", f"{escape(title)} by class"), table))
+    return sections
 
 
 def _how_to_read(table: Sequence[Row]) -> str:

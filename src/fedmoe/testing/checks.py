@@ -186,7 +186,8 @@ def the_seed_decides_the_result(subject: Subject, folder: Path) -> None:
 def small_and_opted_out_clients_end_with_a_model(subject: Subject, folder: Path) -> None:
     algorithm = subject.make()
     outcome = run_algorithm(algorithm, tiny_federation(), folder / "store", rounds=3)
-    models = ({"before"} if algorithm.round else set()) | ({"after"} if algorithm.personalize else set())
+    before = {"before"} if algorithm.round or not algorithm.personalize else set()
+    models = before | ({"after"} if algorithm.personalize else set())
     for client in (ONE_RECORD, OPTED_OUT, EMPTY):
         scores = [score for score in outcome.scores if score.client == client]
         found = {score.model for score in scores}
