@@ -167,6 +167,7 @@ class _Run:
         if record.experts:
             loads = [experts["load"] for event in self.history[-WINDOW:] if (experts := event["experts"])]
             warnings += expert_warnings([*loads, record.experts["load"]])
+        if "first_choice" in record.experts:
             watched = [event["experts"] for event in self.history[-WINDOW:]] + [record.experts]
             warnings += choice_warnings([experts["first_choice"] for experts in watched if "first_choice" in experts])
         return warnings
