@@ -3,19 +3,22 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
+from fedmoe.clients.facts import FederationFacts, federation_without_data, unlabelled_new_clients
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.per_example_cache import with_cached
 from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.clients.sampling import Drawing
 from fedmoe.config import ExperimentConfig, with_algorithm
-from fedmoe.core_types import ClientId
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metrics import Metric, load_metrics
+from fedmoe.evaluation.personal_model import ModelFacts, PersonalModel, Predictor
 from fedmoe.federations import BuiltFederation, build_federation
 from fedmoe.models.catalog import build_model
 from fedmoe.models.common_expert import CommonExpert, temperature_in
@@ -24,6 +27,7 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.models.start_weights import read_weights, starting_from
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
+from fedmoe.training.class_weights import balanced_weights, explicit_weights
 from fedmoe.training.fallbacks import fallback_note
 from fedmoe.training.local import LocalTrainer
 
@@ -40,15 +44,9 @@ class Parts:
     title: str  # what tables call the algorithm
     cohort_size: int | Callable[[int], int]  # how many clients are computed together, of how many that take part
     source: BuiltFederation
+    setup: AlgorithmSetup  # what the algorithm was made with
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
-    common: CommonExpert | None = None
-
-    @property
-    def weights_digests(self) -> dict[str, str]:
-        """Of the weights that a run is given by files: it goes on with the same ones only."""
-        start = {"start_weights": tensors_digest(self.expert.init(0))} if self.config.model.start_from else {}
-        return start | ({"common_expert": tensors_digest(self.common.constants)} if self.common else {})
 
     @property
     def backend(self) -> Backend:
@@ -61,6 +59,34 @@ class Parts:
         """What a run folder records of the data: of opted-in records alone, where not everyone is asked for scores."""
         of_all = self.config.evaluation.clients_asked == "all" or not self.federation.opted_in_digest
         return self.federation.digest if of_all else self.federation.opted_in_digest
+
+    def personal_model(self, states: Mapping[str, Tree | None], client: ClientId) -> PersonalModel:
+        """Of what a client ended with: its broadcast, client state and personal state."""
+        facts = ModelFacts(
+            self.federation.name_of(client), self.title, self.setup.input_shape, self.class_names,
+            self.federation.input_dtype,
+        )  # fmt: skip
+        return PersonalModel(self.predictor(), states, facts)
+
+    def predictor(self) -> Predictor:
+        """The algorithm over networks of its own that PyTorch computes, whichever backend the run trains with."""
+        expert, gate = self.expert.plain_copy(), self.gate.plain_copy()
+        common = self.setup.common and self.setup.common.plain_copy()
+        by_pytorch = self.setup.federated._replace(backend="sequential")
+        setup = self.setup._replace(expert=expert, gate=gate, common=common, federated=by_pytorch)
+        networks = (expert, gate, *([common.network] if common else []))
+        return Predictor(self.config.algorithm.entry.factory(self.config.algorithm.options(), setup), networks)
+
+    @property
+    def weights_digests(self) -> dict[str, str]:
+        """Of the weights that a run is given: it goes on with the same ones only."""
+        common = self.setup.common
+        start = {"start_weights": tensors_digest(self.expert.init(0))} if self.config.model.start_from else {}
+        return start | ({"common_expert": tensors_digest(common.constants)} if common else {})
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.federation.class_names or tuple(map(str, range(self.federation.num_classes)))
 
     def fallback_notes(self) -> list[str]:
         """What of the local training is not whole epochs in the native kernels, and why; trains one client briefly."""
@@ -92,10 +118,16 @@ def build(
     whole = source.federation
     if config.evaluation.pooled:
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
-    networks = build_networks(config.model, whole, expert, gate)
+    networks = build_networks(config.model, whole, starting(config.model, expert, whole), gate)
     backend = resolve_backend(config, networks)
-    common = build_common_expert(config, whole, expert, common_expert)
-    made = build_algorithm(config, whole, networks, backend, common)
+    weights = class_weights(config, whole)
+    common = build_common_expert(config, whole, whole.load(0).train.x[:2], expert, common_expert)
+    Drawing(whole.participants, config.schedule.pool, config.schedule.anchors).check(
+        clients_per_round(config), whole.num_clients
+    )
+    _require_same_groups(config)
+    setup = build_setup(config, whole, unlabelled_new_clients(whole), networks, backend, weights, common)
+    made = build_algorithm(config, setup)
     whole = with_cached(whole, made.once_of_examples)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
     if config.schedule.release and made.release is None:
@@ -104,105 +136,94 @@ def build(
     size = config.engine.cohort_size or cohort_size(networks, backend)
     title = config.algorithm.label or config.algorithm.entry.title
     metrics = load_metrics(config.evaluation.metrics, whole.num_classes)
-    return Parts(resolved, whole, *networks, made, title, size, source, metrics, tuple(notes), common)
+    return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes))
+
+
+def build_without_data(
+    config: ExperimentConfig,
+    facts: FederationFacts,
+    expert: ModuleOrFactory | None,
+    gate: ModuleOrFactory | None,
+    common_expert: nn.Module | None = None,
+) -> Parts:
+    """The parts of a run that is over: what its models need, and nothing to train with. PyTorch computes them."""
+    federation = federation_without_data(facts)
+    networks = make_networks(config.model, federation, expert, gate)
+    some_x = torch.zeros(2, *federation.input_shape, dtype=federation.input_dtype)
+    common = build_common_expert(config, federation, some_x, expert, common_expert)
+    unlabelled = facts.unlabelled_new_clients
+    setup = build_setup(config, federation, unlabelled, networks, "sequential", common=common)
+    title = config.algorithm.label or config.algorithm.entry.title
+    return Parts(
+        config, federation, *networks, build_algorithm(config, setup), title, 1, BuiltFederation(federation), setup
+    )
 
 
 def build_networks(
     config: ModelConfig, federation: Federation, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
 ) -> tuple[Network, Network]:
-    """The user's modules, or those of the config. The gate is the same network with one output (Listo Zec et al.)."""
+    """`make_networks`, and each has read a few rows of the first client."""
     if not federation.num_classes:
         raise ConfigError(
             "these data are a regression; the algorithms so far are for classification. Choose other data."
         )
-    classes = federation.num_classes
-    shape = federation.input_shape
-    source = expert or (lambda: _model(config, federation, classes))
-    if config.start_from is not None:
-        weights, _ = read_weights(config.start_from, "model.start_from")
-        source = starting_from(source, weights, f"model.start_from={str(config.start_from)!r}", config.start_noise)
-    networks = (
-        Network(source, "expert", shape),
-        Network(gate or (lambda: _model(config, federation, 1)), "gate", shape),
-    )
+    networks = make_networks(config, federation, expert, gate)
     probe = federation.load(0).train.x[:2]
-    for network, outputs in zip(networks, (classes, 1), strict=True):
+    for network, outputs in zip(networks, (federation.num_classes, 1), strict=True):
         network.check_output(probe, outputs)
     return networks
 
 
+def make_networks(
+    config: ModelConfig, federation: Federation, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
+) -> tuple[Network, Network]:
+    """The user's modules, or those of the config. The gate is the same network with one output (Listo Zec et al.)."""
+    shape = federation.input_shape
+    return (
+        Network(expert or (lambda: _model(config, federation, federation.num_classes)), "expert", shape),
+        Network(gate or (lambda: _model(config, federation, 1)), "gate", shape),
+    )
+
+
+def starting(config: ModelConfig, expert: ModuleOrFactory | None, federation: Federation) -> ModuleOrFactory | None:
+    """The expert, whose every copy starts from `model.start_from`, where the config names such a file."""
+    if config.start_from is None:
+        return expert
+    weights, _ = read_weights(config.start_from, "model.start_from")
+    source = expert or (lambda: _model(config, federation, federation.num_classes))
+    return starting_from(source, weights, f"model.start_from={str(config.start_from)!r}", config.start_noise)
+
+
 def build_common_expert(
-    config: ExperimentConfig, federation: Federation, expert: ModuleOrFactory | None, given: nn.Module | None = None
+    config: ExperimentConfig,
+    federation: Federation,
+    some_x: Tensor,
+    expert: ModuleOrFactory | None,
+    given: nn.Module | None,
 ) -> CommonExpert | None:
     """Of the section [common_expert]; its network is that of [model], or the user's own, unless it says otherwise."""
-    chosen, some_x = config.common_expert, federation.load(0).train.x[:2]
+    chosen, classes = config.common_expert, federation.num_classes
     if given is not None:
-        return CommonExpert(given, given.state_dict(), some_x, federation.num_classes)
+        return CommonExpert(given, given.state_dict(), some_x, classes)
     if chosen is None:
         return None
     weights, notes = read_weights(chosen.weights, "common_expert.weights")
     source = expert if chosen.model is None else None
     return CommonExpert(
-        source or (lambda: _model(chosen.model or config.model, federation, federation.num_classes)),
+        source or (lambda: _model(chosen.model or config.model, federation, classes)),
         weights,
         some_x,
-        federation.num_classes,
+        classes,
         what=f"common_expert.weights={str(chosen.weights)!r}",
         embedding=chosen.embedding,
         temperature=temperature_in(notes),
     )
 
 
-def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Module:
-    return build_model(config, federation.input_shape, outputs, federation.vocabulary_size)
-
-
-def build_algorithm(
-    config: ExperimentConfig,
-    federation: Federation,
-    networks: tuple[Network, Network],
-    backend: Backend,
-    common: CommonExpert | None = None,
-) -> Algorithm:
-    if backend == "native":
-        for network in networks:
-            network.go_native()
-        if common is not None and common.network.obstacle is None:
-            common.network.go_native()
+def clients_per_round(config: ExperimentConfig) -> int | None:
+    """Anchors and others together; None: everyone who opted in."""
     wanted = config.schedule.clients_per_round
-    number = None if wanted == "all" else wanted
-    drawing = Drawing(federation.participants, config.schedule.pool, config.schedule.anchors)
-    drawing.check(number, federation.num_clients)
-    _require_same_groups(config)
-    _require_images(config, federation)
-    setup = AlgorithmSetup(
-        *networks,
-        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds),
-        local=LocalTrainer(config.training.local, backend),
-        personal=LocalTrainer(config.training.personal, backend),
-        clients_per_round=None if number is None else number - drawing.anchors_per_round,
-        num_clients=federation.num_clients,
-        num_participants=len(federation.participants),
-        num_classes=federation.num_classes,
-        input_shape=federation.input_shape,
-        unlabelled_new_clients=_unlabelled_new_clients(federation),
-        release=config.schedule.release,
-        side_values=federation.side_values,
-        anchors=tuple(drawing.anchors.clients) if drawing.anchors else (),
-        common=common,
-    )
-    algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
-    _require_names(config.algorithm.name, algorithm)
-    return algorithm
-
-
-def _require_names(name: str, algorithm: Algorithm) -> None:
-    """Records and manifests go by them: which client sent what in a round must be clear."""
-    validation = (algorithm.validation.exchange,) if algorithm.validation else ()
-    for exchanges in ((*algorithm.round, *validation), algorithm.after_rounds, algorithm.delivery):
-        names = [exchange.name for exchange in exchanges]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"two exchanges of {name} share a name: {names}. Name each differently.")
+    return None if wanted == "all" else wanted
 
 
 def _require_same_groups(config: ExperimentConfig) -> None:
@@ -215,10 +236,70 @@ def _require_same_groups(config: ExperimentConfig) -> None:
         )
 
 
-def _unlabelled_new_clients(federation: Federation) -> tuple[ClientId, ...]:
-    """By the length of their masks: nothing is read or prepared for this."""
-    unseen = range(federation.num_clients, federation.num_clients + federation.num_unseen)
-    return tuple(client for client in unseen if not len(federation.load(client).train_opted_in))
+def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Module:
+    return build_model(config, federation.input_shape, outputs, federation.vocabulary_size)
+
+
+def build_setup(
+    config: ExperimentConfig,
+    federation: Federation,
+    unlabelled_new_clients: tuple[ClientId, ...],
+    networks: tuple[Network, Network],
+    backend: Backend,
+    weights: tuple[float, ...] | None = None,
+    common: CommonExpert | None = None,
+) -> AlgorithmSetup:
+    """`weights` are those of classes."""
+    _require_images(config, federation)
+    number, anchors = clients_per_round(config), config.schedule.anchors
+    return AlgorithmSetup(
+        *networks,
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, class_weights=weights),
+        local=LocalTrainer(config.training.local, backend, class_weights=weights),
+        personal=LocalTrainer(config.training.personal, backend, class_weights=weights),
+        clients_per_round=None if number is None else number - (anchors.per_round if anchors else 0),
+        num_clients=federation.num_clients,
+        num_participants=len(federation.participants),
+        num_classes=federation.num_classes,
+        input_shape=federation.input_shape,
+        unlabelled_new_clients=unlabelled_new_clients,
+        release=config.schedule.release,
+        side_values=federation.side_values,
+        anchors=tuple(anchors.clients) if anchors else (),
+        common=common,
+    )
+
+
+def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorithm:
+    if setup.federated.backend == "native":
+        for network in (setup.expert, setup.gate):
+            network.go_native()
+        if setup.common is not None and setup.common.network.obstacle is None:
+            setup.common.network.go_native()
+    algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
+    _require_names(config.algorithm.name, algorithm)
+    return algorithm
+
+
+def class_weights(config: ExperimentConfig, federation: Federation) -> tuple[float, ...] | None:
+    """Balanced ones are counted over what may be shared: opted-in training rows of clients that take part."""
+    given = config.training.class_weights
+    if given is None:
+        return None
+    if given != "balanced":
+        return explicit_weights(given, federation.num_classes, federation.class_names)
+    counts = sum(federation.class_counts(int(client)) for client in federation.participants)
+    assert isinstance(counts, Tensor)
+    return balanced_weights(counts.tolist())
+
+
+def _require_names(name: str, algorithm: Algorithm) -> None:
+    """Records and manifests go by them: which client sent what in a round must be clear."""
+    validation = (algorithm.validation.exchange,) if algorithm.validation else ()
+    for exchanges in ((*algorithm.round, *validation), algorithm.after_rounds, algorithm.delivery):
+        names = [exchange.name for exchange in exchanges]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"two exchanges of {name} share a name: {names}. Name each differently.")
 
 
 def _require_images(config: ExperimentConfig, federation: Federation) -> None:

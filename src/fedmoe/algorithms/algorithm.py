@@ -191,6 +191,12 @@ class Measure(Protocol):
     ) -> Mapping[str, float | Tensor]: ...
 
 
+class ExpertWeights(Protocol):
+    """How much each expert has to say of each row, once a client has its model: name -> (B,); a row sums to 1."""
+
+    def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> dict[str, Tensor]: ...
+
+
 class Algorithm(NamedTuple):
     server_type: type[Any]
     init_server: InitServer
@@ -221,6 +227,7 @@ class Algorithm(NamedTuple):
     # Numbers of its own that are scored beside accuracy and loss, all of these names.
     measure: Measure | None = None
     measured: tuple[str, ...] = ()
+    expert_weights: ExpertWeights | None = None  # of a mixture: whom a prediction is due to
 
     @property
     def keeps_client_state(self) -> bool:

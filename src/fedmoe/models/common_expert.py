@@ -4,13 +4,14 @@ Its weights are public constants: sent to a client once, never trained, never pa
 Shape suffixes: B examples, F features, C classes.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmoe.core_types import Tensors
 from fedmoe.errors import ConfigError
@@ -40,16 +41,29 @@ class CommonExpert:
         embedding: Embedding = "features",
         temperature: float = 1.0,
     ) -> None:
-        self.network = Network(starting_from(source, weights, what), "common expert", tuple(some_x.shape[1:]))
+        filled = starting_from(source, weights, what)
+        module = filled if isinstance(filled, nn.Module) else filled()
+        shape = tuple(some_x.shape[1:])
+        self.network = Network(module.requires_grad_(False), "common expert", shape, nothing_to_train=True)
         self.embedding, self.temperature = embedding, temperature
-        self._trained = self.network.init(0)
         self._check(some_x, num_classes)
         self.num_features = int(self.embed(some_x).shape[1])
 
     @property
     def constants(self) -> Tensors:
         """All that a client must be sent to have it."""
-        return {**self.network.frozen, **self._trained}
+        return self.network.constants
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What its file notes beside the weights."""
+        return {TEMPERATURE: repr(self.temperature)}
+
+    def plain_copy(self) -> "CommonExpert":
+        """The same over a module of its own, which PyTorch computes on every backend."""
+        other = copy.copy(self)
+        other.network = self.network.plain_copy()
+        return other
 
     @property
     def can_predict(self) -> bool:
@@ -59,8 +73,8 @@ class CommonExpert:
         """(B, F), without gradients: nothing ever trains it."""
         with torch.no_grad():
             if self.embedding == "output":
-                return self.network(self._trained, x)
-            return self.network.with_features(self._trained, x)[1]
+                return self.network({}, x)
+            return self.network.with_features({}, x)[1]
 
     def log_probs(self, x: Tensor) -> Tensor:
         """(B, C), calibrated by the temperature that its file notes."""
@@ -70,7 +84,7 @@ class CommonExpert:
                 "Give one with an output layer and embedding='features'."
             )
         with torch.no_grad():
-            return F.log_softmax(self.network(self._trained, x) / self.temperature, dim=-1)
+            return F.log_softmax(self.network({}, x) / self.temperature, dim=-1)
 
     def _check(self, x: Tensor, num_classes: int) -> None:
         if self.can_predict:
