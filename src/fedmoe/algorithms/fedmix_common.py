@@ -26,7 +26,7 @@ from fedmoe.algorithms.fedjets.states import (
     require_common,
 )
 from fedmoe.algorithms.setup import AlgorithmSetup
-from fedmoe.core_types import ClientData
+from fedmoe.core_types import ClientData, Tensors
 from fedmoe.models.expert_mixture import log_mixture
 from fedmoe.models.router import log_scores
 from fedmoe.streams import Streams
@@ -72,6 +72,7 @@ def fedmix_common(config: FedMixCommonConfig, setup: AlgorithmSetup) -> Algorith
         delivery=(train._replace(name="deliver"),),
         predict=lambda b, _client, _personal, x: predict(parts, b, x),
         sample=uniform_sample(setup.clients_per_round),
+        expert_weights=lambda b, _client, _personal, x: expert_weights(parts, b, x),
         constants=common.constants,
         once_of_examples={EMBEDDING: common.embed},
         measure=lambda b, _client, _personal, rows: measure(setup.expert, router, common, b, None, rows),
@@ -92,4 +93,10 @@ def local_update(
 def predict(parts: Parts, shared: ExpertsDown, x: Tensor) -> Tensor:
     """(B, C): the mixture of all experts."""
     log_gate_BM = log_scores(parts.router, shared.router, parts.common.embed(x))
-    return log_mixture(log_gate_BM, log_probs_of(parts.setup.expert, shared.experts, Batch(x, x.new_zeros(len(x)), {})))
+    batch = Batch(x, x.new_zeros(x.shape[0]), {})
+    return log_mixture(log_gate_BM, log_probs_of(parts.setup.expert, shared.experts, batch))
+
+
+def expert_weights(parts: Parts, shared: ExpertsDown, x: Tensor) -> Tensors:
+    gate_MB = log_scores(parts.router, shared.router, parts.common.embed(x)).exp().T
+    return {f"expert {m}": gate_B for m, gate_B in enumerate(gate_MB)}

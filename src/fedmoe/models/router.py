@@ -5,6 +5,7 @@ Shape suffixes: S clients of a cohort, N examples, B a batch, M all experts, H t
 
 from collections import OrderedDict
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,11 +44,13 @@ def top_experts(scores_SM: Tensor, number: int) -> Tensor:
     return scores_SM.round(decimals=DECIMALS).sort(dim=-1, descending=True, stable=True).indices[:, :number]
 
 
-def best_held(log_scores_BM: Tensor, expert_ids_H: Tensor) -> Tensor:
-    """(B,): the place among the H experts held of the one that scores best; of those that tie the lower index."""
+def best_held(log_scores_BM: Tensor, expert_ids_H: Tensor, usable_H: Tensor | None = None) -> Tensor:
+    """(B,): the place among the H experts held of the usable one that scores best; the lower index where two tie."""
     order_H = expert_ids_H.argsort()
-    place_B = log_scores_BM[:, expert_ids_H[order_H]].argmax(1)
-    return order_H[place_B]
+    scores_BH = log_scores_BM[:, expert_ids_H[order_H]]
+    if usable_H is not None:
+        scores_BH = scores_BH.masked_fill(~usable_H[order_H], -torch.inf)
+    return order_H[scores_BH.argmax(1)]
 
 
 def confidence(log_scores_BM: Tensor, expert_ids_H: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, uniform_sample
 from fedmoe.algorithms.fedavg import TrainingReport
-from fedmoe.algorithms.fedjets.client import choose_alone, choose_experts, local_update, predict
+from fedmoe.algorithms.fedjets.client import choose_alone, choose_experts, expert_weights, local_update, predict
 from fedmoe.algorithms.fedjets.diagnostics import measure, measured, observe_choices
 from fedmoe.algorithms.fedjets.states import (
     Choice,
@@ -84,6 +84,7 @@ def fedjets(config: FedJetsConfig, setup: AlgorithmSetup) -> Algorithm:
         init_client=lambda broadcast, _client, _seed: ClientState(broadcast.router),
         personal_type=PersonalState,
         personalize=lambda b, _client, _personal, data, _rng: choose_alone(parts, b, data),
+        expert_weights=lambda b, _client, personal, x: expert_weights(parts, b, personal, x),
         constants=parts.common.constants,
         once_of_examples={EMBEDDING: parts.common.embed},
         measure=lambda b, _client, personal, rows: measure(

@@ -71,9 +71,19 @@ def choose_alone(parts: Parts, shared: ExpertsDown, data: ClientData) -> Persona
 
 def predict(parts: Parts, shared: ExpertsDown, personal: PersonalState | None, x: Tensor) -> Tensor:
     """(B, C): each example is answered by its best-scoring expert among the K."""
+    place_B = answering(parts, shared, personal, x)
+    log_probs_HBC = log_probs_of(parts.setup.expert, shared.experts, Batch(x, x.new_zeros(x.shape[0]), {}))
+    at_1BC = place_B[None, :, None].expand(1, -1, log_probs_HBC.shape[-1])
+    return log_probs_HBC.gather(0, at_1BC)[0]
+
+
+def answering(parts: Parts, shared: ExpertsDown, personal: PersonalState | None, x: Tensor) -> Tensor:
+    """(B,): which of the experts held answers each example."""
     log_scores_BM = log_scores(parts.router, shared.router, parts.common.embed(x))
-    usable_H = torch.ones_like(shared.expert_ids, dtype=torch.bool) if personal is None else personal.usable
-    places = usable_H.nonzero()[:, 0]
-    place_B = places[best_held(log_scores_BM, shared.expert_ids[places])]
-    log_probs_HBC = log_probs_of(parts.setup.expert, shared.experts, Batch(x, x.new_zeros(len(x)), {}))
-    return log_probs_HBC[place_B, torch.arange(len(x))]
+    return best_held(log_scores_BM, shared.expert_ids, None if personal is None else personal.usable)
+
+
+def expert_weights(parts: Parts, shared: ExpertsDown, personal: PersonalState | None, x: Tensor) -> Tensors:
+    """All to the expert that answers."""
+    place_B = answering(parts, shared, personal, x)
+    return {f"expert {m}": (place_B == h).float() for h, m in enumerate(shared.expert_ids.tolist())}
