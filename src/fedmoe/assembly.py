@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from fedmoe.clients.federation import Federation
 from fedmoe.clients.per_example_cache import with_cached
 from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.clients.sampling import Drawing
-from fedmoe.config import ExperimentConfig, with_algorithm
+from fedmoe.config import ExperimentConfig, parse_config, with_algorithm
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metrics import Metric, load_metrics
@@ -26,10 +27,21 @@ from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.models.start_weights import read_weights, starting_from
+from fedmoe.models.task import REGRESSION_LOSSES, Classification, Regression, Task
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
 from fedmoe.training.class_weights import balanced_weights, explicit_weights
 from fedmoe.training.fallbacks import fallback_note
 from fedmoe.training.local import LocalTrainer
+
+
+class Given(NamedTuple):
+    """What was passed to `build` as Python objects, beside the config."""
+
+    federation: Federation | None = None
+    expert: ModuleOrFactory | None = None
+    gate: ModuleOrFactory | None = None
+    algorithm: AlgorithmFactory | None = None
+    common_expert: nn.Module | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +59,21 @@ class Parts:
     setup: AlgorithmSetup  # what the algorithm was made with
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
+    given: Given = field(default_factory=Given)  # from which, with the config, another process builds the same parts
+
+    def __repr__(self) -> str:
+        model = f"expert of {self.expert.num_weights:,} weights"
+        return f"<Parts of {self.title}: {self.backend} backend; {model}; {self.federation!r}>"
 
     @property
     def backend(self) -> Backend:
         backend = self.config.engine.backend
         assert backend != "auto"
         return backend
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.config, self.federation)
 
     @property
     def data_digest(self) -> str:
@@ -64,7 +85,7 @@ class Parts:
         """Of what a client ended with: its broadcast, client state and personal state."""
         facts = ModelFacts(
             self.federation.name_of(client), self.title, self.setup.input_shape, self.class_names,
-            self.federation.input_dtype,
+            self.federation.input_dtype, self.setup.task,
         )  # fmt: skip
         return PersonalModel(self.predictor(), states, facts)
 
@@ -90,7 +111,7 @@ class Parts:
 
     def fallback_notes(self) -> list[str]:
         """What of the local training is not whole epochs in the native kernels, and why; trains one client briefly."""
-        if self.backend != "native":
+        if self.backend != "native" or self.federation.is_elsewhere:
             return []
         return [fallback_note(why) for why in native_fallbacks(self.algorithm, self.federation, self.config.seed)]
 
@@ -112,6 +133,7 @@ def build(
         algorithm: a factory of the user's own; see `config.with_algorithm`.
         common_expert: a trained module of the user's own, instead of the section [common_expert].
     """
+    given = Given(federation, expert, gate, algorithm, common_expert)
     if algorithm is not None:
         config = with_algorithm(config, algorithm)
     source = BuiltFederation(federation) if federation is not None else build_federation(config)
@@ -134,9 +156,18 @@ def build(
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
+    if config.engine.one_client_per_message:
+        size = 1
     title = config.algorithm.label or config.algorithm.entry.title
-    metrics = load_metrics(config.evaluation.metrics, whole.num_classes)
-    return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes))
+    metrics = load_metrics(config.evaluation.metrics, whole.num_classes, whole.task)
+    return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes), given)
+
+
+def rebuild(table: Mapping[str, Any], given: Given) -> Parts:
+    """The same parts in another process: from a config as JSON and the objects that were given with it."""
+    config = parse_config(table, given.algorithm)
+    own = {"federation": given.federation, "expert": given.expert, "gate": given.gate}
+    return build(config, **own, common_expert=given.common_expert)  # type: ignore[arg-type]
 
 
 def build_without_data(
@@ -163,13 +194,9 @@ def build_networks(
     config: ModelConfig, federation: Federation, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
 ) -> tuple[Network, Network]:
     """`make_networks`, and each has read a few rows of the first client."""
-    if not federation.num_classes:
-        raise ConfigError(
-            "these data are a regression; the algorithms so far are for classification. Choose other data."
-        )
     networks = make_networks(config, federation, expert, gate)
     probe = federation.load(0).train.x[:2]
-    for network, outputs in zip(networks, (federation.num_classes, 1), strict=True):
+    for network, outputs in zip(networks, (federation.num_outputs, 1), strict=True):
         network.check_output(probe, outputs)
     return networks
 
@@ -180,7 +207,7 @@ def make_networks(
     """The user's modules, or those of the config. The gate is the same network with one output (Listo Zec et al.)."""
     shape = federation.input_shape
     return (
-        Network(expert or (lambda: _model(config, federation, federation.num_classes)), "expert", shape),
+        Network(expert or (lambda: _model(config, federation, federation.num_outputs)), "expert", shape),
         Network(gate or (lambda: _model(config, federation, 1)), "gate", shape),
     )
 
@@ -252,21 +279,24 @@ def build_setup(
     """`weights` are those of classes."""
     _require_images(config, federation)
     number, anchors = clients_per_round(config), config.schedule.anchors
+    task = task_of(config, federation)
     return AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, class_weights=weights),
-        local=LocalTrainer(config.training.local, backend, class_weights=weights),
-        personal=LocalTrainer(config.training.personal, backend, class_weights=weights),
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, weights, task),
+        local=LocalTrainer(config.training.local, backend, class_weights=weights, task=task),
+        personal=LocalTrainer(config.training.personal, backend, class_weights=weights, task=task),
         clients_per_round=None if number is None else number - (anchors.per_round if anchors else 0),
         num_clients=federation.num_clients,
         num_participants=len(federation.participants),
         num_classes=federation.num_classes,
+        target_shape=federation.target_shape,
         input_shape=federation.input_shape,
         unlabelled_new_clients=unlabelled_new_clients,
         release=config.schedule.release,
         side_values=federation.side_values,
         anchors=tuple(anchors.clients) if anchors else (),
         common=common,
+        task=task,
     )
 
 
@@ -277,8 +307,31 @@ def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorith
         if setup.common is not None and setup.common.network.obstacle is None:
             setup.common.network.go_native()
     algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
+    if isinstance(setup.task, Regression) and algorithm.no_regression:
+        raise ConfigError(
+            f"these data are a regression, and {config.algorithm.name} cannot predict numbers: "
+            f"{algorithm.no_regression}. Choose another algorithm, such as fedavg or specialist_mixture."
+        )
     _require_names(config.algorithm.name, algorithm)
     return algorithm
+
+
+def task_of(config: ExperimentConfig, federation: Federation) -> Task:
+    """What is predicted follows from the data; a regression's loss is a setting."""
+    loss = config.training.loss
+    if federation.target_shape is None:
+        if loss not in (None, "cross_entropy"):
+            raise ConfigError(
+                f"training.loss={loss!r} is a loss of a regression, but these data have {federation.num_classes} "
+                "classes. Leave it away."
+            )
+        return Classification()
+    if loss == "cross_entropy":
+        raise ConfigError(
+            "training.loss='cross_entropy' needs classes, but these data are a regression. Choose "
+            f"{', '.join(REGRESSION_LOSSES)}, or leave it away."
+        )
+    return Regression(loss or "squared", config.training.huber_delta)
 
 
 def class_weights(config: ExperimentConfig, federation: Federation) -> tuple[float, ...] | None:
@@ -286,6 +339,8 @@ def class_weights(config: ExperimentConfig, federation: Federation) -> tuple[flo
     given = config.training.class_weights
     if given is None:
         return None
+    if federation.task == "regression":
+        raise ConfigError("training.class_weights is set, but these data are a regression. Leave it away.")
     if given != "balanced":
         return explicit_weights(given, federation.num_classes, federation.class_names)
     counts = sum(federation.class_counts(int(client)) for client in federation.participants)

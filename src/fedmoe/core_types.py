@@ -31,6 +31,11 @@ class Examples(NamedTuple):
     counts: Tensor
     extra: Tensors
 
+    def __repr__(self) -> str:
+        """Shapes alone: rows are private, and end up in logs where they are shown."""
+        beside = f", extra {', '.join(self.extra)}" if self.extra else ""
+        return f"<Examples: x {tuple(self.x.shape)} {self.x.dtype}, y {tuple(self.y.shape)}{beside}>"
+
 
 class ClientData:
     """What client code may see: training and validation examples, of one client or of a cohort.
@@ -60,6 +65,15 @@ class ClientData:
     @cached_property
     def inputs(self) -> Examples:
         return self._inputs() if self._inputs else without_labels(self.train)
+
+    def __repr__(self) -> str:
+        """Of parts that are there already: nothing is made to be shown."""
+        made = {
+            "train": vars(self).get("train", self._train),
+            "validation": vars(self).get("validation", self._validation),
+        }
+        parts = (f"{name} {'not made yet' if callable(part) else tuple(part.x.shape)}" for name, part in made.items())
+        return f"<ClientData: {', '.join(parts)}>"
 
     def map(self, change: Callable[[Examples], Examples]) -> "ClientData":
         return ClientData(change(self.train), change(self.validation), lambda: change(self.inputs))

@@ -178,7 +178,7 @@ class Personalize(Protocol):
 
 
 class Predict(Protocol):
-    """Log-probabilities (B, classes) of one client; `personal` is None before personalisation."""
+    """Log-probabilities (B, classes) of one client, or numbers (B, targets); no `personal` before personalisation."""
 
     def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> Tensor: ...
 
@@ -228,6 +228,8 @@ class Algorithm(NamedTuple):
     measure: Measure | None = None
     measured: tuple[str, ...] = ()
     expert_weights: ExpertWeights | None = None  # of a mixture: whom a prediction is due to
+    # Why it cannot predict numbers, or None where it takes predictions, losses and mixtures from `setup.task`.
+    no_regression: str | None = "it was written for classes"
 
     @property
     def keeps_client_state(self) -> bool:

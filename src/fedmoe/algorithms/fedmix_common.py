@@ -31,8 +31,7 @@ from fedmoe.models.expert_mixture import log_mixture
 from fedmoe.models.router import log_scores
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch
-from fedmoe.training.routed_experts import EMBEDDING, train_routed
-from fedmoe.training.weighted_copies import log_probs_of
+from fedmoe.training.routed_experts import EMBEDDING, log_probs_of, train_routed
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -74,6 +73,7 @@ def fedmix_common(config: FedMixCommonConfig, setup: AlgorithmSetup) -> Algorith
         sample=uniform_sample(setup.clients_per_round),
         expert_weights=lambda b, _client, _personal, x: expert_weights(parts, b, x),
         constants=common.constants,
+        no_regression="its gate weighs probabilities of classes",
         once_of_examples={EMBEDDING: common.embed},
         measure=lambda b, _client, _personal, rows: measure(setup.expert, router, common, b, None, rows),
         measured=measured(config.num_experts, common),

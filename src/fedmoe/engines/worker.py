@@ -4,7 +4,8 @@ One worker serves many clients in a simulation; on a real node it serves one. Wh
 the worker's own copy of the rules, whatever a request asks for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,22 @@ from fedmoe.engines.state_versions import NONE
 from fedmoe.errors import FedmoeError, MessageError
 from fedmoe.evaluation.metrics import Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
-from fedmoe.evaluation.score_message import score_message
+from fedmoe.evaluation.score_message import VALIDATION, score_message
 from fedmoe.streams import Streams
+from fedmoe.training.inference import clients_of
 
 
 class Worker:
-    """`handle(frame)` does one piece of work on one cohort."""
+    """`handle(frame)` does one piece of work on one cohort. `open_store` is for a store that is not on this machine."""
 
-    def __init__(self, parts: Parts, store: Path, run_id: str) -> None:
+    def __init__(
+        self, parts: Parts, store: Path, run_id: str, open_store: Callable[[Path, str], PrivateStore] = PrivateStore
+    ) -> None:
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
-        self.metrics = parts.metrics
+        self.metrics, self.task = parts.metrics, parts.task
         self.seed = parts.config.seed
-        self._store_path, self._run_id = store, run_id
+        self._open_store = partial(open_store, store, run_id)
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
         self._work = {
@@ -40,6 +44,8 @@ class Worker:
             "personalize": self.personalize,
             "personalized": self.personalized,
             "score": self.score,
+            "validate": self.validate,
+            "forget": self.forget,
             "drop": self.drop,
             "find_missing": self.find_missing,
         }
@@ -50,9 +56,6 @@ class Worker:
         if self._store is None:
             self._store = self._open_store()
         return self._store
-
-    def _open_store(self) -> PrivateStore:
-        return PrivateStore(self._store_path, self._run_id)
 
     def close(self) -> None:
         """Before another fork."""
@@ -110,6 +113,10 @@ class Worker:
         self.store.drop_superseded({client: (version, before) for client, version, before in header["states"]})
         return wire.pack({"clients": [client for client, *_ in header["states"]]})
 
+    def forget(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
+        self.store.forget_from(header["version"])
+        return wire.pack({"clients": header["clients"]})
+
     def find_missing(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
         wanted = dict(header["states"])
         kinds = ["client"] if self.algorithm.client_type is not Nothing else []
@@ -118,7 +125,7 @@ class Worker:
         return wire.pack({"clients": sorted(client for client in wanted if not all(client in have for have in found))})
 
     def score(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
-        """Scores are sent where the worker's own rules allow it, else kept."""
+        """Scores are sent where the worker's own rules allow it, else kept: whoever asks is told so."""
         clients = header["clients"]
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = self._client_states(received, header)
@@ -126,11 +133,29 @@ class Worker:
         if header["send"] and all(map(self._sends_scores, clients)):
             reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
             return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
-        if header["send"]:
-            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         version = header["final"] or max(header["state_versions"]) + 1
         self.store.save("scores", dict(zip(clients, map(score_message, scored), strict=True)), version)
+        if header["send"]:
+            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         return wire.pack({"clients": clients})
+
+    def validate(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        """Scores that may end the rounds: of clients that train, on opted-in validation records alone."""
+        clients = header["clients"]
+        self._require_permission("validation", clients)
+        if not all(map(self._sends_scores, clients)):
+            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
+        received = self._received(self.algorithm.delivery[-1], header, blobs)
+        states = self._client_states(received, header)
+        scored = [self._validation_scores(*one) for one in zip(received, states, clients, strict=True)]
+        reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
+        return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
+
+    def _validation_scores(self, shared: Tree, state: Tree, client: ClientId) -> list[Score]:
+        (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
+        if not len(rows.y):
+            return []
+        return [Score(client, False, "before", VALIDATION, *self._measured(shared, state, None, rows))]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)
@@ -157,7 +182,7 @@ class Worker:
         if final is not None:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)
         pooled, validates = client == self.federation.pooled, self.federation.validates(client)
-        own = "pooled" if pooled else "validation" if validates else "own"
+        own = "pooled" if pooled else "tuning" if validates else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
         unseen = client >= self.federation.num_clients
         return [
@@ -170,7 +195,9 @@ class Worker:
     def _measured(self, shared: Tree, state: Tree, personal: Tree | None, rows: Examples) -> tuple[Any, ...]:
         """The last fields of a Score, with the algorithm's own metrics beside the user's."""
         algorithm = self.algorithm
-        *known, metrics = score_examples(lambda x: algorithm.predict(shared, state, personal, x), rows, self.metrics)
+        *known, metrics = score_examples(
+            lambda x: algorithm.predict(shared, state, personal, x), rows, self.metrics, self.task
+        )
         if algorithm.measure:
             own = algorithm.measure(shared, state, personal, rows)
             metrics = {**metrics, **{name: float(own[name]) for name in algorithm.measured}}

@@ -64,6 +64,12 @@ class Split:
     public_validation: Indices = field(default_factory=lambda: NO_ROWS)
     num_validation: int = 0
 
+    def __repr__(self) -> str:
+        rows = (
+            f"{len(self.train.rows)} training, {len(self.validation.rows)} validation, {len(self.test.rows)} test rows"
+        )
+        return f"<Split: {self.num_clients} clients and {self.num_unseen} unseen; {rows}>"
+
     @property
     def digest(self) -> str:
         """A hash of every assignment: two runs on one split have the same one."""

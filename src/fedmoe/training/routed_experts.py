@@ -17,6 +17,7 @@ from fedmoe.errors import MessageError
 from fedmoe.models.expert_mixture import log_likelihoods, log_marginal
 from fedmoe.models.network import Network
 from fedmoe.models.router import log_scores
+from fedmoe.models.task import CLASSIFICATION
 from fedmoe.native.kernel import check_tensor
 from fedmoe.native.trainer import Objective
 from fedmoe.streams import Streams
@@ -25,9 +26,14 @@ from fedmoe.training.fit import Fitted, Group
 from fedmoe.training.kernel_spec import KernelSpec, Shapes
 from fedmoe.training.local import LocalTrainer
 from fedmoe.training.optimizers import Sgd
-from fedmoe.training.weighted_copies import log_probs_of
+from fedmoe.training.weighted_copies import predictions_of
 
 EMBEDDING = "embedding"  # of each example by the common expert, in `Examples.extra`
+
+
+def log_probs_of(network: Network, experts_H: Tensors, batch: Batch) -> Tensor:
+    """(H, B, C)."""
+    return predictions_of(CLASSIFICATION, network, experts_H, batch)
 
 
 @dataclass(frozen=True)

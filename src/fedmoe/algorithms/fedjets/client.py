@@ -16,8 +16,7 @@ from fedmoe.training.batch import Batch
 from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.fit import Group
 from fedmoe.training.optimizers import Sgd
-from fedmoe.training.routed_experts import EMBEDDING, train_routed
-from fedmoe.training.weighted_copies import log_probs_of
+from fedmoe.training.routed_experts import EMBEDDING, log_probs_of, train_routed
 
 
 def scores_of_clients(parts: Parts, router_S: Tensors, data: ClientData) -> Tensor:

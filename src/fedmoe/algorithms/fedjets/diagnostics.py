@@ -16,7 +16,7 @@ from fedmoe.models.network import Network
 from fedmoe.models.router import best_held, confidence, log_scores
 from fedmoe.training.batch import Batch
 from fedmoe.training.inference import CHUNK
-from fedmoe.training.weighted_copies import log_probs_of
+from fedmoe.training.routed_experts import log_probs_of
 
 
 class TrainedExperts(Protocol):
