@@ -215,7 +215,7 @@ def _colour_key(frame: Frame, most: float) -> str:
 def per_client(results: Sequence[RunRecord]) -> str:
     """Every client on its own data: one dot per client and seed, a diamond at the mean of a method."""
     figure = figure_of(results)
-    rows = [(m, pooled) for m in group(results) if (pooled := own_scores(m))]
+    rows = [(m, pooled) for m in group(results, every_answer=True) if (pooled := own_scores(m))]
     if not rows:
         return ""
     names = min(200.0, max(svg.text_width(method.title) for method, _ in rows))

@@ -9,9 +9,11 @@ from fedmoe.evaluation.figure_of_merit import FigureOfMerit, figure_of
 from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import curves, expert_figures, figures
+from fedmoe.report.choices import choice_sections
 from fedmoe.report.markdown import class_blocks, figure_text, metric_text
 from fedmoe.report.methods import Method, Row, client_names, group, rejected_updates
 from fedmoe.report.notes import notes
+from fedmoe.report.reliability import reliability_diagram
 from fedmoe.report.svg import colour_rules, element, escape
 
 STYLE = (
@@ -60,6 +62,7 @@ def render(results: Sequence[RunRecord], title: str, table: Sequence[Row] | None
         *_by_class(results),
         _figures(results),
         _learning(results),
+        _choices(results),
         _experts(group(results)),
         _traffic(group(results)),
         _config(results),
@@ -183,12 +186,27 @@ def _figures(results: Sequence[RunRecord]) -> str:
         ("Every client", figures.per_client(results),
          f"One dot per client{' and seed' if several else ''}, a diamond at the mean: "
          f"a long tail to the {left} is clients that a method fails."),
+        ("Can probabilities be trusted?", reliability_diagram(results),
+         "On the dotted line an answer is right as often as it says; below it, it says too much. Own test data."),
         ("Training", figures.training_curve(results),
          "The loss that clients report while they train together; methods that share the same rounds share a line."),
         ("Who holds what", heat,
          f"Each row is a client, each column a class{escape(seed)}: the more rows differ, the less alike the clients."),
     ]  # fmt: skip
     return _section("Figures", shown)
+
+
+def _choices(results: Sequence[RunRecord]) -> str:
+    tables = [
+        element("h3", title)
+        + _table(names, (element("th", row[0], scope="row") + "".join(map(_cell, row[1:])) for row in rows), note)
+        for title, names, rows, note in choice_sections(results)
+    ]
+    return element("section", element("h2", "Is federation worth it for me?"), *tables) if tables else ""
+
+
+def _cell(content: str) -> str:
+    return element("td", content)
 
 
 def _learning(results: Sequence[RunRecord]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fedmoe.evaluation.answers import RunRecord, by_answer, with_headline
 from fedmoe.evaluation.figure_of_merit import figure_of
-from fedmoe.evaluation.summary import RunRecord
 
 Row = Mapping[str, Any]  # one method of the summary table, as made by `fedmoe.evaluation.summary`
 
@@ -20,10 +20,10 @@ class Method(NamedTuple):
     runs: tuple[RunRecord, ...]
 
 
-def group(results: Iterable[RunRecord]) -> list[Method]:
-    """In the order in which methods first appear."""
+def group(results: Iterable[RunRecord], *, every_answer: bool = False) -> list[Method]:
+    """In the order in which methods first appear, with the scores of their headlines; or each answer as a method."""
     runs: dict[str, list[RunRecord]] = defaultdict(list)
-    for result in results:
+    for result in by_answer(results) if every_answer else map(with_headline, results):
         runs[result["title"]].append(result)
     return [Method(place, title, tuple(found)) for place, (title, found) in enumerate(runs.items())]
 
