@@ -97,7 +97,7 @@ def audit_labels_command(
 
 
 def _require_one_run(folder: Path) -> None:
-    from fedmoe.report.comparability import find_runs
+    from fedmoe.report.runs import find_runs
 
     runs = find_runs(folder)
     if folder not in runs and runs:

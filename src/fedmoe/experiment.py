@@ -19,6 +19,7 @@ from fedmoe.evaluation.curve import curve_point
 from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
 from fedmoe.models.network import ModuleOrFactory
+from fedmoe.report.runs import read_run
 from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of
 from fedmoe.resuming import checkpoint_session, newest_checkpoint, record_run, resume_session, steps_in
@@ -223,7 +224,7 @@ class _Run:
         data = results_of(self.parts, session, self.history, self.curve, scores, facts)
         self.run.write_json(self.run.manifest, data.pop("manifest"))
         self.run.write_json(self.run.results, data)
-        write_report([data], self.run.path, data["name"])
+        write_report([read_run(self.run.path)], self.run.path, data["name"])
         mark_finished(self.run, self.run_id)
         return Result(data, self.run.path, session)
 
