@@ -35,7 +35,7 @@ class Parts:
     title: str  # what tables call the algorithm
     cohort_size: int | Callable[[int], int]  # how many clients are computed together, of how many that take part
     source: BuiltFederation
-    metrics: Mapping[str, Metric] = field(default_factory=dict)  # of the user's own, beside accuracy and loss
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
 
     @property
@@ -87,7 +87,7 @@ def build(
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
     title = config.algorithm.label or config.algorithm.entry.title
-    metrics = load_metrics(config.evaluation.metrics)
+    metrics = load_metrics(config.evaluation.metrics, whole.num_classes)
     return Parts(resolved, whole, *networks, made, title, size, source, metrics, tuple(notes))
 
 
@@ -128,7 +128,7 @@ def build_algorithm(
     _require_images(config, federation)
     setup = AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend),
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds),
         local=LocalTrainer(config.training.local, backend),
         personal=LocalTrainer(config.training.personal, backend),
         clients_per_round=None if wanted == "all" else wanted,

@@ -4,9 +4,10 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     SerializerFunctionWrapHandler,
@@ -25,6 +26,7 @@ from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.config_errors import explain, require_finite
 from fedmoe.data_choice import DataChoice, DataConfig
 from fedmoe.errors import ConfigError
+from fedmoe.evaluation.metric_catalog import require_known
 from fedmoe.import_strings import is_import_string, name_of
 from fedmoe.models.settings import MlpModel, ModelConfig
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
@@ -62,6 +64,16 @@ class TrainingConfig(Section):
     local: LocalTraining = LocalTraining(epochs=100)
     personal: LocalTraining = LocalTraining(epochs=100, learning_rate=5e-4)
 
+    @model_validator(mode="after")
+    def _only_rounds_are_counted(self) -> "TrainingConfig":
+        for stage in ("local", "personal"):
+            if getattr(self, stage).rate_over_rounds is not None:
+                raise ConfigError(
+                    f"training.{stage}.rate_over_rounds is set, but this stage is no part of the rounds: its learning "
+                    "rate can change over local steps. Set rate_over_steps instead."
+                )
+        return self
+
 
 class ScheduleConfig(Section):
     rounds: PositiveInt = 50
@@ -79,19 +91,9 @@ class EvaluationConfig(Section):
     clients: PositiveInt | None = None  # personalise and score this many, drawn by the seed; default: all
     clients_asked: Literal["all", "opted_in", "none"] = "all"  # who is asked for scores; they leave the client
     every: PositiveInt | None = None  # score the state of every so many rounds too, and of the last: a learning curve
-    metrics: tuple[str, ...] = ()  # import strings: name(log-probabilities (N, C), labels (N,)) -> a number
+    # Names of `evaluation.metric_catalog`, or import strings: name(log-probabilities (N, C), labels (N,)) -> a number.
+    metrics: Annotated[tuple[str, ...], AfterValidator(require_known)] = ()
     pooled: PositiveInt | None = None  # score a new client without data on so many of everyone's validation examples
-
-    @field_validator("metrics")
-    @classmethod
-    def _metrics_are_import_strings(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if not is_import_string(name):
-                raise ConfigError(
-                    f"evaluation.metrics={name!r} is no import string, such as 'package.module:name'. Accuracy and "
-                    "loss are always there."
-                )
-        return names
 
     @model_validator(mode="after")
     def _a_curve_needs_scores(self) -> "EvaluationConfig":
@@ -108,6 +110,7 @@ class EngineConfig(Section):
     workers: PositiveInt | None = None  # default: one per core
     backend: Literal["auto", "native", "batched", "sequential"] = "auto"
     cohort_size: PositiveInt | None = None  # clients trained together: 1 sequential, 16 batched
+    retries: NonNegativeInt = 2  # times that a cohort is run again because its worker was lost
 
 
 class ExperimentConfig(Section):

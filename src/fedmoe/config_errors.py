@@ -89,8 +89,16 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 keys += known_keys(kind, f"{prefix}{name}.")
             else:
-                keys += [f"{prefix}{name}.{inner}" for inner in getattr(kind, "__dataclass_fields__", ())]
+                keys += _keys_of_dataclass(kind, f"{prefix}{name}.")
     return sorted(set(keys))
+
+
+def _keys_of_dataclass(kind: Any, prefix: str) -> list[str]:
+    keys: list[str] = []
+    for name, field in getattr(kind, "__dataclass_fields__", {}).items():
+        inner = [key for member in get_args(field.type) for key in _keys_of_dataclass(member, f"{prefix}{name}.")]
+        keys += [prefix + name, *inner]
+    return keys
 
 
 def _keys_beside(model: type[BaseModel], key: str, choice: str) -> list[str]:

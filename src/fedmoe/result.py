@@ -1,8 +1,10 @@
 """What a run ends with: the facts and scores that results.json holds, and every client's personal model."""
 
 import platform
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,7 @@ def results_of(
         "seed": config.seed,
         "config": config.model_dump(mode="json"),
         "versions": versions(),
+        "commit": source_commit(),
         "backend": parts.backend,
         "model_weights": parts.expert.num_weights,
         "scores": [score.as_dict() for score in scores],
@@ -122,3 +125,19 @@ def _class_counts(federation: Federation, client: ClientId) -> list[int]:
 
 def versions() -> dict[str, str]:
     return {"fedmoe": version("fedmoe"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+@cache
+def source_commit() -> str | None:
+    """Of the git checkout that this package is imported from, marked where files were changed; None elsewhere."""
+    home = Path(__file__).resolve().parent
+    try:
+        asked = ["git", "-C", str(home), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=7"]
+        tracked = ["git", "-C", str(home), "ls-files", "--error-unmatch", Path(__file__).name]
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=10)
+        ours = subprocess.run(
+            tracked, capture_output=True, timeout=10
+        )  # not a repository that merely holds our install
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() if found.returncode == ours.returncode == 0 else None

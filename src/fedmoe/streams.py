@@ -40,6 +40,7 @@ class Streams(NamedTuple):
     scope: str  # the exchange, or "personalize": streams of different work never meet
     round: int
     clients: tuple[ClientId, ...]
+    in_rounds: bool = True  # False for what follows the rounds, such as personalisation; no stream depends on it
 
     def generators(self, purpose: str) -> list[torch.Generator]:
         return [torch.Generator().manual_seed(seed) for seed in self.seeds(purpose)]

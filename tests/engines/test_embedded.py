@@ -6,16 +6,19 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from multiprocessing.context import ForkProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from builders import RUN_ID, tiny_parts, tiny_setup
+from builders import RUN_ID, Around, Outcome, run_algorithm, tiny_federation, tiny_parts, tiny_setup
 from contract.probes import PROBES
+from fedmoe.algorithms.catalog import CATALOG
+from fedmoe.encoding import Bytes
 from fedmoe.engines import embedded
 from fedmoe.engines.embedded import Forked, InProcess, start
 from fedmoe.engines.worker import Worker
@@ -98,6 +101,78 @@ def test_the_death_of_a_worker_is_reported(order: bytes, code: str) -> None:
         list(transport.run([b"fine", order, b"fine", b"fine"]))
 
 
+class DiesOnce(Echo):
+    """Kills its process at the first frame "die" that anybody handles: a file remembers it for the next process."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def handle(self, frame: bytes) -> bytes:
+        if frame.startswith(b"die") and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return frame
+
+
+def test_a_killed_worker_is_replaced_and_its_frame_run_again(tmp_path: Path) -> None:
+    frames = [b"fine", b"die", b"fine", b"also fine"]
+    with Lifeline() as lifeline:
+        with Forked(DiesOnce(tmp_path / "died"), 2, retries=1) as transport:  # type: ignore[arg-type]
+            before = [process.pid for process in transport._processes]
+            assert dict(transport.run(frames)) == dict(enumerate(frames))
+            assert len({process.pid for process in transport._processes} - set(before)) == 1
+            assert dict(transport.run(frames)) == dict(enumerate(frames))
+        assert (tmp_path / "died").exists()
+        assert lifeline.all_ended()
+
+
+def test_a_frame_that_kills_every_worker_ends_the_run() -> None:
+    transport = Forked(Echo(), 2, retries=2)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match=r"exit code -9 .* run 3 times, and engine.retries=2"), transport:
+        list(transport.run([b"fine", b"kill", b"fine"]))
+
+
+def test_a_worker_that_died_between_two_calls_is_replaced() -> None:
+    """Whatever engine.retries says: no frame was on its way."""
+    with forked(2) as transport:
+        list(transport.run([b"fine", b"fine"]))
+        for process in transport._processes:
+            process.kill()
+            process.join(PATIENCE)
+        assert dict(transport.run([b"a", b"b", b"c"])) == {0: b"a", 1: b"b", 2: b"c"}
+
+
+def test_a_worker_that_died_with_a_reply_that_nobody_read_is_replaced(tmp_path: Path) -> None:
+    with Forked(DiesOnce(tmp_path / "died"), 2, retries=0) as transport:  # type: ignore[arg-type]
+        replies = transport.run([b"fine", b"die"])
+        with suppress(RunError):
+            next(replies)
+        replies.close()
+        time.sleep(0.3)
+        assert dict(transport.run([b"a", b"b"])) == {0: b"a", 1: b"b"}
+
+
+def test_a_run_whose_worker_is_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """In each round a worker is killed; private states are those of the round that counted."""
+    entry = CATALOG["fedrep"]
+
+    class Killer(Around):
+        def run(self, frames: Sequence[Bytes]) -> Iterator[tuple[int, Bytes]]:
+            replies = self.inner.run(frames)
+            if len(frames) > 1:
+                yield next(replies)
+                os.kill(self.inner._processes[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            yield from replies
+
+    def run(folder: str, through: Any) -> Outcome:
+        algorithm = entry.factory(entry.config(), tiny_setup())
+        return run_algorithm(
+            algorithm, tiny_federation(), tmp_path / folder / "store", workers=2, cohort_size=1, through=through
+        )
+
+    assert run("killed", Killer).fingerprint() == run("whole", Around).fingerprint()
+
+
 def test_a_worker_that_outlives_the_engine_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     class Slow(Echo):
         def handle(self, frame: bytes) -> bytes:
@@ -107,14 +182,6 @@ def test_a_worker_that_outlives_the_engine_says_nothing(capfd: pytest.CaptureFix
     with pytest.raises(RunError, match="exit code -9"), Forked(Slow(), 2) as transport:  # type: ignore[arg-type]
         list(transport.run([b"slow", b"kill"]))
     assert capfd.readouterr().err == ""
-
-
-def test_a_worker_that_died_between_two_calls_is_reported() -> None:
-    with pytest.raises(RunError, match="exit code -9"), forked(2) as transport:
-        list(transport.run([b"fine", b"fine"]))
-        transport._processes[0].kill()
-        transport._processes[0].join(PATIENCE)
-        list(transport.run([b"fine", b"fine"]))
 
 
 def test_a_worker_that_dies_within_a_frame_is_reported() -> None:

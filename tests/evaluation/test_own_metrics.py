@@ -84,7 +84,7 @@ def test_they_are_stored_sent_and_shown(tmp_path: Path) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(score_table([stored], "run"))
     for text in (console.export_text(), markdown_table([stored]), render([stored], "run")):
-        assert "brier" in text and f"{row['metrics']['brier']['mean']:.3g}" in text
+        assert "brier" in text.lower() and f"{row['metrics']['brier']['mean']:.3g}" in text
 
 
 def test_a_run_without_them_is_stored_and_shown_as_before(tmp_path: Path) -> None:
@@ -139,13 +139,15 @@ def test_others_than_the_config_names_or_out_of_range_are_rejected(metrics: Any,
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        (["auc"], r"evaluation\.metrics='auc' is no import string"),
+        (["cost"], r"evaluation\.metrics='cost' is not known, and no import string"),
+        (["macro_f"], r"Did you mean 'macro_f1'"),
+        (["accuracy"], "always measured"),
         (["somebodys_metrics:brier", "somebodys_metrics:other.brier"], None),
     ],
 )
 def test_names_in_a_config(names: list[str], sentence: str | None) -> None:
     if sentence is None:
-        assert load_metrics(parse_config({"evaluation": {"metrics": names}}).evaluation.metrics).keys() == {
+        assert load_metrics(parse_config({"evaluation": {"metrics": names}}).evaluation.metrics, 3).keys() == {
             "brier",
             "other.brier",
         }
@@ -159,6 +161,6 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
         run(tmp_path / "run", "breir")
     assert not (tmp_path / "run" / "config.toml").exists()
     with pytest.raises(ConfigError, match="two metrics called 'brier'"):
-        load_metrics(["somebodys_metrics:brier", "somebodys_metrics:brier"])
+        load_metrics(["somebodys_metrics:brier", "somebodys_metrics:brier"], 3)
     with pytest.raises(ConfigError, match="'words' returned a str, not a number"):
-        score_examples(lambda x: x, tiny_federation().load(3).test, load_metrics(["somebodys_metrics:words"]))
+        score_examples(lambda x: x, tiny_federation().load(3).test, load_metrics(["somebodys_metrics:words"], 3))

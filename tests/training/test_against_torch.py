@@ -18,11 +18,12 @@ from fedmoe.training.corrections import clip_by_norm
 from fedmoe.training.fallbacks import record_fallbacks
 from fedmoe.training.fit import Schedule, fit
 from fedmoe.training.local import LocalTrainer
+from fedmoe.training.rates import RateSchedule
 from fedmoe.training.settings import LocalTraining
 
 BACKENDS = ["native", "batched", "sequential"]
 COUNTS = (7, 1, 0, 12)
-RNG = Streams(0, "test", 1, tuple(range(len(COUNTS))))
+RNG = Streams(0, "test", 2, tuple(range(len(COUNTS))))
 TRAINED = frozenset({"3.weight", "3.bias"})
 
 SGD = {"optimizer": "sgd", "learning_rate": 0.2}
@@ -34,6 +35,12 @@ CASES = {
     "clipped": SGD | {"max_gradient_norm": 0.2},
     "clipped sometimes": SGD | {"max_gradient_norm": 0.8},
     "all of it": {"optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.3, "max_gradient_norm": 0.2},
+}
+OVER_STEPS = RateSchedule("cosine", warm_up=2)
+OVER_ROUNDS = RateSchedule("step", every=1, factor=0.5)
+SCHEDULES = {
+    "steps": {"rate_over_steps": OVER_STEPS},
+    "both": {"rate_over_steps": OVER_STEPS, "rate_over_rounds": OVER_ROUNDS},
 }
 
 
@@ -76,7 +83,11 @@ def theirs(settings, s, trained_names=None):
     decay, x, y = settings.weight_decay, DATA[s].x, DATA[s].y
     optimizer, module = made[settings.optimizer](), mlp((4,), 3, (5,))
     batches = shuffled(RNG.generators("batches")[s], len(y), settings.batch_size)
-    for index in itertools.islice(batches, settings.epochs * -(-len(y) // settings.batch_size)):
+    steps = settings.epochs * -(-len(y) // settings.batch_size)
+    for step, index in enumerate(itertools.islice(batches, steps)):
+        of_round = OVER_ROUNDS.share(RNG.round - 1, 1) if settings.rate_over_rounds else 1
+        of_step = OVER_STEPS.share(step, steps) if settings.rate_over_steps else 1
+        optimizer.param_groups[0]["lr"] = settings.learning_rate * of_round * of_step
         optimizer.zero_grad()
         F.cross_entropy(functional_call(module, params, (x[index],)), y[index]).backward()
         if settings.max_gradient_norm is not None:
@@ -94,6 +105,18 @@ def test_clients_train_as_with_torch_optim(backend, case, trained_names):
     for s in range(len(COUNTS)):
         expected = theirs(settings, s, trained_names)
         for name, tensor in expected.items():
+            torch.testing.assert_close(fitted[name][s], tensor, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("case", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_changing_rate_is_that_of_each_client_s_own_step(backend, case, schedule):
+    """Clients with more batches are at another rate at the same time."""
+    settings = LocalTraining(epochs=3, batch_size=5, **CASES[case], **SCHEDULES[schedule])
+    fitted = ours(backend, settings)
+    for s in range(len(COUNTS)):
+        for name, tensor in theirs(settings, s).items():
             torch.testing.assert_close(fitted[name][s], tensor, atol=2e-5, rtol=1e-4)
 
 

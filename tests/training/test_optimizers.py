@@ -31,7 +31,7 @@ def test_every_step_is_the_one_of_torch_optim(ours, theirs):
     grads[:, :, 0], grads[:, :, 1] = 0, 1e-7  # where Adam's epsilon is all that matters
     flat, state = start.clone(), init_optimizer_state(ours, start)
     for step, expected in enumerate(reference(theirs, start, grads), 1):
-        descend(ours, flat, grads[step - 1], state, step)
+        descend(ours, flat, grads[step - 1], state, step, ours.learning_rate)
         torch.testing.assert_close(flat, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -45,7 +45,7 @@ def test_clients_at_different_step_counts_step_as_if_alone(ours, theirs):
     for step in range(1, 16):
         rows = [0] if step < 6 else [0, 1]
         part, held = flat[rows], {name: part_of_state[rows] for name, part_of_state in state.items()}
-        descend(ours, part, grads[step - 1][rows], held, torch.tensor([[step], [step - 5]])[rows])
+        descend(ours, part, grads[step - 1][rows], held, torch.tensor([[step], [step - 5]])[rows], ours.learning_rate)
         flat[rows] = part
         for name, part_of_state in held.items():
             state[name][rows] = part_of_state
@@ -58,5 +58,5 @@ def test_clients_at_different_step_counts_step_as_if_alone(ours, theirs):
 def test_weights_that_are_not_trained_do_not_decay(optimizer):
     flat, state = torch.ones(1, 3), init_optimizer_state(optimizer, torch.ones(1, 3))
     for step in (1, 2):
-        descend(optimizer, flat, torch.zeros(1, 3), state, step, torch.tensor([True, False, True]))
+        descend(optimizer, flat, torch.zeros(1, 3), state, step, 0.1, torch.tensor([True, False, True]))
     assert flat[0, 1] < 0.95 and flat[0, [0, 2]].tolist() == [1.0, 1.0]

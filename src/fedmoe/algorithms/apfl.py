@@ -92,6 +92,8 @@ def adapted_alpha(
         momentum=0.0,
         weight_decay=0.0,
         max_gradient_norm=None,
+        rate_over_rounds=None,
+        rate_over_steps=None,
     )
     group = trainer.group({"alpha": personal.alpha}, alpha_losses(setup.expert), data.train)
     frozen = {"own": personal.model, "model": shared.model}

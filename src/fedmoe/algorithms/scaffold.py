@@ -114,7 +114,7 @@ def local_update(
     trainer = setup.federated
     offset_S = trees.tree_map(lambda c, c_i: c - c_i, shared.control, client.control)
     fitted = trainer.train_classifier(setup.expert, shared.model, data, rng, stop_early=False, gradient_offset=offset_S)
-    moved_S = num_steps(trainer.settings, data.train.counts) * trainer.settings.learning_rate
+    moved_S = trainer.summed_rates(num_steps(trainer.settings, data.train.counts), rng)
     change_S = control_change(shared, fitted.params["model"], moved_S)
     control_S = trees.tree_map(torch.add, client.control, change_S)
     return ClientState(control_S), Update(fitted.params["model"], change_S), TrainingReport(fitted.loss_S)
@@ -128,7 +128,10 @@ def num_steps(settings: LocalTraining, counts_S: Tensor) -> Tensor:
 
 
 def control_change(shared: Broadcast, model_S: Tensors, moved_S: Tensor) -> Tensors:
-    """Option II: c_i+ - c_i = (x - y_i) / (K_i eta) - c; `moved_S` is K_i eta. Nothing for a client without a step."""
+    """Option II: c_i+ - c_i = (x - y_i) / (K_i eta) - c; `moved_S` is K_i eta, the sum of the rates.
+
+    Nothing for a client without a step.
+    """
 
     def change(x_S: Tensor, y_S: Tensor, c_S: Tensor) -> Tensor:
         length_S = moved_S.view(-1, *[1] * (x_S.dim() - 1))

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
+from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
-from fedmoe.report.markdown import metric_text, percent, score_text
+from fedmoe.report.markdown import class_blocks, metric_text, percent, score_text
 
 if TYPE_CHECKING:
     from fedmoe.data.available import SourceStatus
@@ -30,13 +31,33 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
     new_clients = [part for part in ("unseen", "pooled") if any(row[part] for row in rows)]
     table.add_column("method", no_wrap=True, overflow="fold")
     metrics = list({name: None for row in rows for name in row["metrics"]})
-    for column in ("own data", "global", *new_clients, "worst 10%", "spread", *map(escape, metrics)):
+    for column in (
+        "own data",
+        "global",
+        *new_clients,
+        "worst 10%",
+        "spread",
+        *(escape(title_of(name)) for name in metrics),
+    ):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
         cells = [score_text(row[part]) for part in ("own", "global", *new_clients)]
         cells += [percent(row["own"], key) for key in ("worst_decile", "spread")]
         table.add_row(escape(row["title"]), *cells, *(metric_text(row["metrics"].get(name)) for name in metrics))
     return table
+
+
+def class_tables(results: Sequence[RunRecord]) -> list[Table]:
+    """One for each metric that is measured per class."""
+    tables = []
+    for title, classes, rows in class_blocks(results, summarise(results)):
+        table = Table(title=f"{title} by class: mean over the clients that have it, own data")
+        for column in ("method", *classes):
+            table.add_column(escape(column), justify="left" if column == "method" else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        tables.append(table)
+    return tables
 
 
 def split_table(counts: NDArray[np.int64], class_names: Sequence[str], num_clients: int) -> Table:

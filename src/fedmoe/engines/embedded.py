@@ -3,6 +3,9 @@
 Workers are forked, so data and models are shared with them and never copied or pickled; frames travel over channels.
 Where the system cannot fork, or for one worker, the work is done in this process. One thread per process, the
 coordinator's included: threads inside small kernels gain little and collapse when anything else runs.
+
+A worker process that is killed is replaced, and its cohort run again from the state it had: a frame names the versions
+of the private states that it starts from, so running it again changes nothing.
 """
 
 import ctypes
@@ -24,6 +27,7 @@ from fedmoe.assembly import Parts
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.engines.channel import Channel, channel_pair
+from fedmoe.engines.retries import Retries
 from fedmoe.engines.worker import Worker
 from fedmoe.errors import RunError
 from fedmoe.evaluation.personal_model import PersonalModel
@@ -84,8 +88,8 @@ class Forked:
 
     trusted = True
 
-    def __init__(self, worker: Worker, num_workers: int) -> None:
-        self._worker, self._num_workers = worker, num_workers
+    def __init__(self, worker: Worker, num_workers: int, retries: int = 0) -> None:
+        self._worker, self._num_workers, self._retries = worker, num_workers, retries
         self._channels: list[Channel] = []
         self._processes: list[ForkProcess] = []
         self._unread: list[Channel] = []  # whose reply nobody waited for
@@ -100,10 +104,7 @@ class Forked:
                 self._start_worker()
         except OSError as error:
             self._end(patience=0)
-            reason, remedy = explained(error)
-            raise RunError(
-                f"{self._num_workers} worker processes could not be started: {reason}. To go on, {remedy}."
-            ) from error
+            raise _not_started(self._num_workers, error) from error
         self._while_open.enter_context(at_stop(self._wake))
         return self
 
@@ -118,33 +119,71 @@ class Forked:
         if len(frames) == 1:  # nothing to share out: to wake another process would cost a small model's training
             yield 0, self._worker.handle(frames[0])
             return
-        while self._unread:
-            self._receive(self._unread.pop())
-        waiting = list(enumerate(frames))[::-1]
+        self._make_ready()
+        work = Retries(frames, self._retries)
         busy: dict[Channel, int] = {}
         try:
-            for channel in self._channels[: len(waiting)]:
-                self._send(channel, waiting, busy)
-            while busy:
-                ready = wait([channel.fileno() for channel in busy])
-                for channel in [channel for channel in self._channels if channel in busy and channel.fileno() in ready]:
-                    index, reply = busy.pop(channel), self._receive(channel)
-                    if waiting:
-                        self._send(channel, waiting, busy)
+            while work.waiting or busy:
+                for channel in [channel for channel in self._channels if channel not in busy][: len(work.waiting)]:
+                    self._send(channel, work, busy)
+                ready = wait([channel.fileno() for channel in busy]) if busy else []
+                for channel in [channel for channel in busy if channel.fileno() in ready]:
+                    index = busy.pop(channel)
+                    try:
+                        reply = channel.receive()
+                    except (EOFError, OSError):
+                        work.lost(index, self._replace(channel))
+                        continue
+                    if work.waiting:  # before the caller works on the reply
+                        self._send(channel, work, busy)
                     yield index, reply
         finally:
             self._unread += busy  # the caller may stop early: a late reply must not pass for one to a later frame
 
-    def _start_worker(self) -> None:
+    def _make_ready(self) -> None:
+        """Nobody owes a reply any more, and whoever died since the last call is replaced: that is no frame's doing."""
+        while self._unread:
+            channel = self._unread.pop()
+            try:
+                channel.receive()
+            except (EOFError, OSError):
+                self._replace(channel)
+        for channel, process in zip(list(self._channels), list(self._processes), strict=True):
+            if not process.is_alive():
+                self._replace(channel)
+
+    def _start_worker(self, place: int | None = None) -> None:
+        """In the place of a worker that is gone, or as one more."""
         ours, theirs = channel_pair()
-        self._channels.append(ours)
+        if place is None:
+            self._channels.append(ours)
+        else:
+            self._channels[place] = ours
         arguments = (self._worker, theirs, self._channels, os.getpid())
         process = multiprocessing.get_context("fork").Process(target=_serve, args=arguments, daemon=True)
         try:
             process.start()
         finally:
             theirs.close()
-        self._processes.append(process)
+        if place is None:
+            self._processes.append(process)
+        else:
+            self._processes[place] = process
+
+    def _replace(self, channel: Channel) -> str:
+        """Another process for the one behind this channel; how that one ended."""
+        place = self._channels.index(channel)
+        gone = self._processes[place]
+        gone.join(LEAVING_SECONDS)
+        gone.kill()  # where only its channel is gone
+        gone.join(LEAVING_SECONDS)
+        channel.close()
+        self._worker.close()  # this process may have opened the store: a connection must not be carried across a fork
+        try:
+            self._start_worker(place)
+        except OSError as error:
+            raise _not_started(1, error) from error
+        return f"worker {gone.pid} ended with exit code {gone.exitcode} in the middle of its work"
 
     def _wake(self) -> None:
         """The round is to be ended: a worker that somebody stopped (SIGSTOP) would never end it."""
@@ -169,28 +208,19 @@ class Forked:
         self._worker.close()
         torch.set_num_threads(self._threads)
 
-    def _send(self, channel: Channel, waiting: list[tuple[int, Bytes]], busy: dict[Channel, int]) -> None:
-        index, frame = waiting.pop()
+    def _send(self, channel: Channel, work: Retries, busy: dict[Channel, int]) -> None:
+        index, frame = work.next()
         try:
             channel.send(frame)
         except OSError:
-            raise self._died(channel) from None
+            work.lost(index, self._replace(channel))
+            return
         busy[channel] = index
 
-    def _receive(self, channel: Channel) -> Bytes:
-        try:
-            return channel.receive()
-        except (EOFError, OSError):
-            raise self._died(channel) from None
 
-    def _died(self, channel: Channel) -> RunError:
-        process = self._processes[self._channels.index(channel)]
-        process.join(LEAVING_SECONDS)
-        return RunError(
-            f"worker {process.pid} ended with exit code {process.exitcode} in the middle of its work (-9 is usually "
-            "the system running out of memory). Run again to resume from the last checkpoint, if need be with fewer "
-            "engine.workers."
-        )
+def _not_started(count: int, error: OSError) -> RunError:
+    reason, remedy = explained(error)
+    return RunError(f"{count} worker processes could not be started: {reason}. To go on, {remedy}.")
 
 
 def _serve(worker: Worker, channel: Channel, inherited: Sequence[Channel], parent: int) -> None:
@@ -230,11 +260,11 @@ def _leave_with(parent: int) -> None:
 def open_transport(parts: Parts, store: Path, run_id: str) -> InProcess | Forked:
     """As many workers as the config says, by default one per core."""
     wanted = parts.config.engine.workers or default_workers()
-    return start(Worker(parts, store, run_id), wanted)
+    return start(Worker(parts, store, run_id), wanted, parts.config.engine.retries)
 
 
-def start(worker: Worker, num_workers: int) -> InProcess | Forked:
-    return InProcess(worker) if num_workers == 1 or not _can_fork() else Forked(worker, num_workers)
+def start(worker: Worker, num_workers: int, retries: int = 0) -> InProcess | Forked:
+    return InProcess(worker) if num_workers == 1 or not _can_fork() else Forked(worker, num_workers, retries)
 
 
 def _can_fork() -> bool:

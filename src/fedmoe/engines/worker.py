@@ -75,6 +75,7 @@ class Worker:
         states = self._client_states(received, header)
         shared_S, state_S = _together(received), trees.stack(states)
         rng = Streams(self.seed, f"{header['phase']}:{exchange.name}", header["round"], tuple(clients))
+        rng = rng._replace(in_rounds=header["phase"] == "round")
         data = self.federation.data(clients, opted_in_only=True)
         new_S, update_S, report_S = exchange.local_update(shared_S, state_S, data, rng)
         if version is not None:
@@ -93,7 +94,7 @@ class Worker:
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = self._client_states(received, header)
         personal_S = self._personal_states(received, states, header) if self.algorithm.init_personal else None
-        rng = Streams(self.seed, "personalize", 0, tuple(clients))
+        rng = Streams(self.seed, "personalize", 0, tuple(clients), in_rounds=False)
         data = self.federation.data(clients, opted_in_only=False)
         assert self.algorithm.personalize is not None
         final_S = self.algorithm.personalize(_together(received), trees.stack(states), personal_S, data, rng)

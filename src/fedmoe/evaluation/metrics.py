@@ -1,6 +1,7 @@
-"""How good a model is on some examples: accuracy, loss, and metrics of the user's own."""
+"""How good a model is on some examples: accuracy, loss, and the metrics that a config names."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from fedmoe import import_strings
 from fedmoe.core_types import Examples
 from fedmoe.errors import ConfigError
+from fedmoe.evaluation.metric_catalog import METRICS, Task, of_class
 from fedmoe.training.inference import CHUNK
 
 Metric = Callable[[Tensor, Tensor], Any]  # (log-probabilities (N, C), labels (N,)) -> a number
@@ -24,22 +26,35 @@ class Score(NamedTuple):
     accuracy: float
     loss: float  # mean negative log-likelihood
     examples: int
-    metrics: Mapping[str, float] = {}  # of the user's own, by name; NaN where one is not defined
+    metrics: Mapping[str, float] = {}  # those that the config names; NaN where one is not defined
 
     def as_dict(self) -> dict[str, Any]:
         """As results store it: without metrics where there are none."""
         return {key: value for key, value in self._asdict().items() if key != "metrics" or value}
 
 
-def load_metrics(names: Sequence[str]) -> dict[str, Metric]:
-    """Functions of the user's own by what their scores are called: the name after the colon of the import string."""
+def load_metrics(names: Sequence[str], num_classes: int, task: Task = "classification") -> dict[str, Metric]:
+    """Functions by what their scores are called: a name of the catalog, or what follows an import string's colon.
+
+    One that is measured per class is there once for each.
+    """
     metrics: dict[str, Metric] = {}
     for name in names:
-        called = name.rpartition(":")[2]
-        if called in metrics:
+        called, spec = name.rpartition(":")[2], METRICS.get(name)
+        if called in metrics or name in names[: names.index(name)]:
             raise ConfigError(f"evaluation.metrics has two metrics called {called!r}. Give one of them another name.")
-        metrics[called] = import_strings.load("evaluation.metrics", name)
+        function = import_strings.load("evaluation.metrics", spec.function if spec else name)
+        if spec and spec.task != task:
+            raise ConfigError(f"evaluation.metrics={name!r} is for {spec.task}, and these data are a {task}.")
+        if spec and spec.per_class:
+            metrics |= {of_class(name, label): partial(_of_one_class, function, label) for label in range(num_classes)}
+        else:
+            metrics[called] = function
     return metrics
+
+
+def _of_one_class(function: Callable[[Tensor, Tensor, int], float], label: int, log_probs: Tensor, y: Tensor) -> float:
+    return function(log_probs, y, label)
 
 
 def score_examples(

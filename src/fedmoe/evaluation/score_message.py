@@ -25,7 +25,7 @@ class ScoreMessage(NamedTuple):
     accuracy: Tensor
     loss: Tensor
     examples: Tensor
-    metrics: Tensors  # of the user's own, by name
+    metrics: Tensors  # those that the config names
 
 
 def score_message(scores: Sequence[Score]) -> ScoreMessage:

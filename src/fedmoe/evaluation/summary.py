@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from fedmoe.evaluation.metric_catalog import class_in
+
 RunRecord = dict[str, Any]  # one run, as stored in results.json
 Row = dict[str, Any]
 
 
 def summarise(results: Sequence[RunRecord]) -> list[Row]:
-    """One row per method in the order of first appearance: own, global, unseen and pooled scores; own metrics."""
+    """One row per method in the order of first appearance: own, global, unseen and pooled scores; metrics."""
     methods: dict[str, list[RunRecord]] = {}
     for result in results:
         methods.setdefault(result["title"], []).append(result)
@@ -27,7 +29,8 @@ def summarise(results: Sequence[RunRecord]) -> list[Row]:
             "global": _cell(runs, data="global", unseen=False),
             "unseen": _cell(runs, data="own", unseen=True),
             "pooled": _cell(runs, data="pooled", unseen=True),
-            "metrics": _metrics(runs),
+            "metrics": {name: _metric(runs, name) for name in _metric_names(runs) if not class_in(name)},
+            "by_class": _by_class(runs),
         }
         for title, runs in methods.items()
     ]
@@ -49,15 +52,24 @@ def _cell(runs: Sequence[RunRecord], *, data: str, unseen: bool) -> Row | None:
     }
 
 
-def _metrics(runs: Sequence[RunRecord]) -> Row:
-    """Metrics of the user's own, by name: on own data, of final models, where they are defined."""
-    names = {name: None for run in runs for score in run["scores"] for name in score.get("metrics", {})}
-    cells: Row = {}
-    for name in names:
-        found = [_own_metric(run, name) for run in runs]
-        means = [float(values.mean()) for values in found if len(values)]
-        cells[name] = {"mean": float(np.mean(means)), "interval": interval(means)} if means else None
-    return cells
+def _metric_names(runs: Sequence[RunRecord]) -> list[str]:
+    return list({name: None for run in runs for score in run["scores"] for name in score.get("metrics", {})})
+
+
+def _metric(runs: Sequence[RunRecord], name: str) -> Row | None:
+    """On own data, of final models, where it is defined."""
+    found = [_own_metric(run, name) for run in runs]
+    means = [float(values.mean()) for values in found if len(values)]
+    return {"mean": float(np.mean(means)), "interval": interval(means)} if means else None
+
+
+def _by_class(runs: Sequence[RunRecord]) -> dict[str, list[Row | None]]:
+    """Metrics that are measured per class: by name, one cell for each class."""
+    found: dict[str, list[Row | None]] = {}
+    for name in _metric_names(runs):
+        if of := class_in(name):
+            found.setdefault(of[0], []).append(_metric(runs, name))
+    return found
 
 
 def _own_metric(run: RunRecord, name: str) -> np.ndarray:

@@ -90,14 +90,15 @@ class Trainer:
 
     def run(self, table: "ClientTable", clients: Sequence["Steps"]) -> list[float]:
         """Train clients in place on their weights and optimizer state: the sum of each one's mean batch losses."""
-        places, orders, ends, steps_before = zip(*clients, strict=True)
+        places, orders, ends, steps_before, rates = zip(*clients, strict=True)
         width = len(table.starts)
-        tasks = np.empty((len(clients), width + 4), dtype=np.int64)  # of `struct Client` in training.h
+        tasks = np.empty((len(clients), width + 5), dtype=np.int64)  # of `struct Client` in training.h
         tasks[:, :width] = table.starts + np.array(places)[:, None] * table.steps
         tasks[:, width] = [order.data_ptr() for order in orders]
         tasks[:, width + 1] = [end.data_ptr() for end in ends]
         tasks[:, width + 2] = [end.shape[0] for end in ends]
         tasks[:, width + 3] = steps_before
+        tasks[:, width + 4] = [0 if of_client is None else of_client.data_ptr() for of_client in rates]
         losses = np.empty(len(clients))
         settings = table.objective.settings
         self._train(
@@ -121,6 +122,7 @@ class Steps(NamedTuple):
     order: Tensor  # the rows of all batches
     ends: Tensor  # where each batch ends in `order`
     steps_before: int
+    rates: Tensor | None = None  # of each batch, float64; None: the optimizer's
 
 
 class ClientTensors(NamedTuple):

@@ -15,24 +15,25 @@ struct Optimizer {
   int64_t num_ranges;
 };
 
-static void decay(const Optimizer& o, float* p, float* g, int64_t n) {
-  float share = o.decoupled ? o.rate * o.weight_decay : o.weight_decay;
+static void decay(const Optimizer& o, float* p, float* g, int64_t n, double at_rate) {
+  float share = o.decoupled ? at_rate * o.weight_decay : o.weight_decay;
   if (o.decoupled) for (int64_t i = 0; i < n; i++) p[i] -= share * p[i];
   else for (int64_t i = 0; i < n; i++) g[i] += share * p[i];
 }
 
-static void descend(const Optimizer& o, float* p, float* g, float* mean, float* square, int64_t n, int64_t step) {
-  if (o.weight_decay) decay(o, p, g, n);
+static void descend(const Optimizer& o, float* p, float* g, float* mean, float* square, int64_t n, int64_t step,
+                    double at_rate) {
+  if (o.weight_decay) decay(o, p, g, n, at_rate);
   if (o.adam) {
     float b1 = o.beta1, b2 = o.beta2, c1 = 1 - o.beta1, c2 = 1 - o.beta2, epsilon = o.epsilon;
-    float rate = o.rate / (1 - std::pow(o.beta1, step)), correction = std::sqrt(1 - std::pow(o.beta2, step));
+    float rate = at_rate / (1 - std::pow(o.beta1, step)), correction = std::sqrt(1 - std::pow(o.beta2, step));
     for (int64_t i = 0; i < n; i++) {
       mean[i] = b1 * mean[i] + c1 * g[i];
       square[i] = b2 * square[i] + c2 * g[i] * g[i];
       p[i] -= rate * mean[i] / (std::sqrt(square[i]) / correction + epsilon);
     }
   } else {
-    float rate = o.rate, momentum = o.momentum;
+    float rate = at_rate, momentum = o.momentum;
     if (!momentum) for (int64_t i = 0; i < n; i++) p[i] -= rate * g[i];
     else for (int64_t i = 0; i < n; i++) p[i] -= rate * (mean[i] = momentum * mean[i] + g[i]);
   }
@@ -63,6 +64,7 @@ struct Client {
   const void* inputs;            // what the objective alone reads
   const int64_t *order, *ends;
   int64_t steps, steps_before;
+  const double* rates;  // of each step; null: the optimizer's
 };
 
 // One network at work on one batch after another of one client.
@@ -237,7 +239,7 @@ static void clip_by_norm(const Optimizer& o, float* gradient) {
     for (int64_t i = o.ranges[2 * r]; i < o.ranges[2 * r + 1]; i++) gradient[i] *= scale;
 }
 
-static void move_weights(const Client& client, const Optimizer& o, float* gradient, int64_t step) {
+static void move_weights(const Client& client, const Optimizer& o, float* gradient, int64_t step, double rate) {
   for (int64_t r = 0; r < o.num_ranges; r++)
     correct_gradient(client, o.proximal, gradient, o.ranges[2 * r], o.ranges[2 * r + 1]);
   if (o.max_norm) clip_by_norm(o, gradient);
@@ -245,7 +247,7 @@ static void move_weights(const Client& client, const Optimizer& o, float* gradie
     int64_t begin = o.ranges[2 * r], end = o.ranges[2 * r + 1];
     float* mean = client.mean ? client.mean + begin : nullptr;
     float* square = client.square ? client.square + begin : nullptr;
-    descend(o, client.flat + begin, gradient + begin, mean, square, end - begin, step);
+    descend(o, client.flat + begin, gradient + begin, mean, square, end - begin, step, rate);
   }
 }
 
@@ -272,7 +274,8 @@ double train_one(const Net* nets, int64_t num_nets, const Client& client, int64_
     rows.resize(client.ends[step] - begin);
     for (size_t b = 0; b < rows.size(); b++) rows[b] = client.x + order[b] * nets[0].layers[0].in_size();
     total += loss_of(members, client, Batch{order, rows, gradient, scratch});
-    move_weights(client, optimizer, gradient, client.steps_before + step + 1);
+    double rate = client.rates ? client.rates[step] : optimizer.rate;
+    move_weights(client, optimizer, gradient, client.steps_before + step + 1, rate);
   }
   return total;
 }

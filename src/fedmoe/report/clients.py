@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedmoe.evaluation.summary import RunRecord, worst_decile
 from fedmoe.report.figures import DIGITS, Figure
 from fedmoe.report.methods import ClientScores, Method, client_names, client_scores, group
-
-import numpy as np
 
 ALONE = "local_only"
 MOST_NAMED = 12
@@ -41,21 +41,23 @@ def strips(results: Sequence[RunRecord]) -> Figure | None:
         own = [s.own for run in method.runs for s in client_scores(run).values() if s.own is not None]
         if own:
             tail = worst_decile(np.array(own))
-            words.append(f"{method.title}: {min(own):.1%} to {max(own):.1%}, mean {fmean(own):.1%}, worst decile {tail:.1%}")
+            words.append(
+                f"{method.title}: {min(own):.1%} to {max(own):.1%}, mean {fmean(own):.1%}, worst decile {tail:.1%}"
+            )
     caption = (
         "One dot per client, on its own test data. Line: mean; dashed: mean of the worst tenth. A long tail to the left "
         "is clients that a method fails."
     )
-    return Figure("strips", "Every client", caption, "; ".join(words), "clients", {"chart": "strips"}) if words else None
+    return (
+        Figure("strips", "Every client", caption, "; ".join(words), "clients", {"chart": "strips"}) if words else None
+    )
 
 
 def own_global(results: Sequence[RunRecord]) -> Figure | None:
     if not any(s.own is not None and s.everyone is not None for r in results for s in client_scores(r).values()):
         return None
     caption = "One dot per client and method: what its model is worth at home, and on everyone's data."
-    means = [
-        f"{m.title}: {len({c for r in m.runs for c in client_scores(r)})} clients" for m in group(results)
-    ]
+    means = [f"{m.title}: {len({c for r in m.runs for c in client_scores(r)})} clients" for m in group(results)]
     return Figure(
         "own-global", "Own against global accuracy, client by client", caption, "; ".join(means), "clients",
         {"chart": "own_global"},
@@ -95,7 +97,9 @@ def _worth(method: Method, alone: Method | None) -> Worth | None:
     for run in method.runs:
         names = client_names(run)
         for client, scores in client_scores(run).items():
-            base = scores.before if references is None else references.get(run["seed"], {}).get(client, ClientScores()).own
+            base = (
+                scores.before if references is None else references.get(run["seed"], {}).get(client, ClientScores()).own
+            )
             if base is not None and scores.own is not None:
                 name = names.get(client, str(client)) + (f" (seed {run['seed']})" if several else "")
                 gains.append((scores.own - base, name))
@@ -110,6 +114,8 @@ def worth_figure(table: WorthTable) -> Figure | None:
     if not table.rows:
         return None
     alt = "; ".join(f"{row.title}: {row.harmed} of {row.clients} clients lose" for row in table.rows)
-    caption = f"One dot per client: across, {table.reference}; up, the method. Crosses below the line are clients it harms."
+    caption = (
+        f"One dot per client: across, {table.reference}; up, the method. Crosses below the line are clients it harms."
+    )
     data = {"chart": "worth", "alone": None if table.alone is None else table.alone.place}
     return Figure("worth", "Gain of each client", caption, alt, "clients", data)

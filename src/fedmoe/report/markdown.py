@@ -1,7 +1,9 @@
 """The table of a comparison for a README."""
 
 from collections.abc import Sequence
+from typing import Any
 
+from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report.methods import Row
 from fedmoe.report.notes import notes
@@ -12,14 +14,38 @@ def markdown_table(results: Sequence[RunRecord]) -> str:
     rows = summarise(results)
     parts = ["own", "global", "unseen", *(["pooled"] if any(row["pooled"] for row in rows) else [])]
     metrics = list({name: None for row in rows for name in row["metrics"]})
-    names = ["method", "own data", *parts[1:], "worst 10% of own", *map(_escape, metrics)]
+    names = ["method", "own data", *parts[1:], "worst 10% of own", *(_escape(title_of(name)) for name in metrics)]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
         cells = [score_text(row[part]) for part in parts]
         cells += [percent(row["own"], "worst_decile"), *(metric_text(row["metrics"].get(name)) for name in metrics)]
         lines.append(f"| {_escape(row['title'])} | {' | '.join(cells)} |")
+    lines += [line for block in class_blocks(results, rows) for line in ("", *_class_lines(*block))]
     footnotes = [line for note in notes(results) for line in ("", _escape(note))]
     return "\n".join([*lines, *footnotes]) + "\n"
+
+
+def class_blocks(results: Sequence[RunRecord], rows: Sequence[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Of each metric that is measured per class: its title, the names of classes, and cells by method."""
+    classes: Sequence[Any] = next((run["class_names"] for run in results if run.get("class_names")), [])
+    blocks = []
+    for metric in dict.fromkeys(name for row in rows for name in row["by_class"]):
+        shown = [
+            [row["title"], *map(metric_text, row["by_class"][metric])] for row in rows if metric in row["by_class"]
+        ]
+        size = max(map(len, shown)) - 1
+        names = [str(name) for name in classes] if len(classes) == size else [str(label) for label in range(size)]
+        blocks.append((title_of(metric), names, shown))
+    return blocks
+
+
+def _class_lines(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    head = [f"{title.lower()} by class", *map(_escape, names)]
+    return [
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
+        *(f"| {' | '.join(map(_escape, row))} |" for row in rows),
+    ]
 
 
 def score_text(cell: Row | None) -> str:

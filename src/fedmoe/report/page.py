@@ -13,10 +13,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import clients, figures
 from fedmoe.report.figures import Figure
-from fedmoe.report.markdown import metric_text, percent, score_text
+from fedmoe.report.markdown import class_blocks, metric_text, percent
 from fedmoe.report.methods import Method, Row, group, rejected_updates
 from fedmoe.report.notes import notes
 from fedmoe.report.runs import StoredRun
@@ -31,7 +32,7 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         problems: what there is to say of runs that could not be read, and so are not here.
     """
     results = [run.results for run in runs]
-    methods = group(results)
+    methods, rows = group(results), summarise(results)
     by_title = {run.results["title"]: run for run in reversed(runs)}  # the first seed of each method
     first = [(method, by_title[method.title]) for method in methods]
     worth = clients.worth(results)
@@ -60,7 +61,8 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         data,
         title=title,
         facts=_facts(results, methods),
-        summary=_summary(summarise(results)),
+        summary=_summary(rows),
+        by_class=class_blocks(results, rows),
         notes=notes(results),
         problems=problems,
         worth=worth,
@@ -71,6 +73,13 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         made_by=_made_by(results),
         **shown,
     )
+
+
+def render_split(counts: Sequence[Sequence[int]], class_names: Sequence[str], seed: int, title: str) -> str:
+    """A page with nothing but who holds what."""
+    drawn = figures.split_map({"class_counts": counts, "class_names": class_names, "seed": seed})
+    data = {"figures": {drawn.name: {"kind": drawn.kind, **drawn.data}}} if drawn else {"figures": {}}
+    return page("split.html", data, title=title, split=drawn)
 
 
 def page(template: str, data: Mapping[str, Any], **context: Any) -> str:
@@ -86,7 +95,7 @@ def _environment() -> Environment:
         loader=PackageLoader("fedmoe.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"percent": percent, "score_text": score_text, "metric_text": metric_text, "bytes": in_bytes}
+    environment.filters |= {"percent": percent, "metric_text": metric_text, "bytes": in_bytes}
     return environment
 
 
@@ -113,7 +122,7 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "rows": rows,
         "parts": parts,
-        "metrics": list({name: None for row in rows for name in row["metrics"]}),
+        "metrics": {name: title_of(name) for row in rows for name in row["metrics"]},
         "best": {part: max(row[part]["mean"] for row in rows if row[part]) for part in parts},
         "seeds": max((row["seeds"] for row in rows), default=0),
     }

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jinja2 import TemplateError
+
 from fedmoe.errors import RunError
 from fedmoe.report.markdown import markdown_table
 from fedmoe.report.page import render
@@ -31,7 +33,7 @@ def read_drawable(folder: Path) -> StoredRun:
     try:
         render([run], "")
         markdown_table([run.results])
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError) as error:
         raise RunError(
             f"{folder / 'results.json'} is not as a run wrote it: a report of it fails with {type(error).__name__} "
             f"({error}). Run the same command again to write it anew."

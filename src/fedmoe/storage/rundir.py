@@ -26,7 +26,7 @@ from fedmoe.storage.metrics import MetricsFile
 
 # Where and how fast a run is computed does not make it another run.
 FREE_TO_CHANGE = (
-    "name", "engine.workers", "data.folder", "compare", "schedule.checkpoint_every",
+    "name", "engine.workers", "engine.retries", "data.folder", "compare", "schedule.checkpoint_every",
     "recorded.versions", "recorded.run_id",
 )  # fmt: skip
 

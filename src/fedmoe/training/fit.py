@@ -29,6 +29,7 @@ from fedmoe.training.gradients import gradient_of_one, gradients_of_many
 from fedmoe.training.inference import clients_of, pad_rows, per_example
 from fedmoe.training.native_epochs import NativeEpochs, kernel_spec_of, native_epochs
 from fedmoe.training.optimizers import Optimizer, descend, init_optimizer_state
+from fedmoe.training.rates import Rates
 
 
 class Group(NamedTuple):
@@ -47,6 +48,7 @@ class Group(NamedTuple):
     proximal: Proximal | None = None  # a pull of the parameters towards given ones: FedProx, Ditto
     gradient_offset: Tree | None = None  # of the structure of `params`, added to every gradient: SCAFFOLD
     trained_names: frozenset[str] | None = None  # parameters that move, the others stay: FedRep; None: all move
+    rates: Rates | None = None  # how the optimizer's learning rate changes; None: it does not
     max_gradient_norm: float | None = None  # a client's longer gradient is scaled down to it, at every step
 
 
@@ -56,6 +58,11 @@ class Schedule(NamedTuple):
     batch_size: int
     epochs: int = 1
     steps: int | None = None
+
+    @property
+    def passes(self) -> int:
+        """How often the steps of `_steps_per_epoch` are taken: a number of steps is one pass of so many."""
+        return 1 if self.steps is not None else self.epochs
 
 
 class Fitted(NamedTuple):
@@ -141,6 +148,10 @@ class _Cohort:
             )
             for name, group in groups.items()
         }
+        self.size = len(rng.clients)
+        self.steps_S = self._steps_per_epoch()
+        self.taken_S = [0] * self.size
+        self.rates = {name: self._rates(group, rng) for name, group in groups.items() if group.rates}
         self.native = self._native_epochs(rng) if backend == "native" else None
         self.batches = (
             {} if self.native else {n: batch_streams(g.data, schedule.batch_size, rng) for n, g in groups.items()}
@@ -150,9 +161,6 @@ class _Cohort:
         self.augment_generators = {
             name: rng.generators("augment") for name, group in groups.items() if group.augmentation
         }
-        self.size = len(rng.clients)
-        self.steps_S = self._steps_per_epoch()
-        self.taken_S = [0] * self.size
         if backend == "sequential":  # views of the rows that are trained in place: made once, seen anew by each step
             self.leaves = {
                 name: _leaves(self.layouts[name], self.flat[name][0], group.trained_names)
@@ -169,11 +177,11 @@ class _Cohort:
             return None
         first = next(iter(self.groups))
         state, corrections = self.optimizer_state[first], self.corrections[first]
-        batch_size = self.schedule.batch_size
-        return native_epochs(self.groups, spec, self.layouts, self.flat, state, corrections, batch_size, rng)
+        rates_S, batch_size = self.rates.get(first), self.schedule.batch_size
+        return native_epochs(self.groups, spec, self.layouts, self.flat, state, corrections, rates_S, batch_size, rng)
 
     def train(self) -> Fitted:
-        epochs = 1 if self.schedule.steps is not None else self.schedule.epochs
+        epochs = self.schedule.passes
         still_training = [s for s in range(self.size) if self.steps_S[s]]
         best = Best(self.size, self.stopping) if self.stopping else None
         if best and still_training:
@@ -216,11 +224,19 @@ class _Cohort:
             self.corrections[name].apply(grads[name], point[name], slice(None) if everyone else rows)
             own = self.optimizer_state[name]
             state = own if everyone else {key: tensor[rows] for key, tensor in own.items()}
-            descend(group.optimizer, point[name], grads[name], state, count, self.corrections[name].untrained_P)
+            rate, untrained_P = self.rate(name, rows), self.corrections[name].untrained_P
+            descend(group.optimizer, point[name], grads[name], state, count, rate, untrained_P)
             if not everyone:
                 self.flat[name][rows] = point[name]
                 for key, tensor in state.items():
                     own[key][rows] = tensor
+
+    def rate(self, name: str, rows: list[int]) -> float | Tensor:
+        """Of the step that has just been counted: a number, or (R, 1) where clients are differently far."""
+        if name not in self.rates:
+            return self.groups[name].optimizer.learning_rate
+        rates = [float(self.rates[name][s][self.taken_S[s] - 1]) for s in rows]
+        return rates[0] if len(set(rates)) == 1 else torch.tensor(rates)[:, None]
 
     def gradients(self, name: str, point: dict[str, Tensor], rows: list[int]) -> Tensor:
         group = self.groups[name]
@@ -264,6 +280,13 @@ class _Cohort:
         losses = per_example(lambda tree, batch: loss(tree[0], tree[1], batch), (params, frozen), data, self.backend)
         mean_S: Tensor = losses.sum(1) / data.counts
         return mean_S.masked_fill(data.counts == 0, -torch.inf)
+
+    def _rates(self, group: Group, rng: Streams) -> list[Tensor]:
+        """Of each client at each of its steps, float64."""
+        assert group.rates is not None
+        number = rng.round if rng.in_rounds else None
+        shares_S = [group.rates.shares(number, self.schedule.passes * steps) for steps in self.steps_S]
+        return [group.optimizer.learning_rate * shares for shares in shares_S]
 
     def _steps_per_epoch(self) -> list[int]:
         """Groups step together, so a client that lacks examples for one of them takes no step."""

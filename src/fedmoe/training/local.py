@@ -28,17 +28,19 @@ class LocalTrainer(NamedTuple):
 
     settings: LocalTraining
     backend: Backend
+    rounds: int = 1  # of the run, for a learning rate that changes over them
 
     def with_settings(self, **changes: Any) -> "LocalTrainer":
         """The same with some fields of `LocalTraining` changed."""
         return self._replace(settings=replace(self.settings, **changes))
 
     def group(self, params_S: Tree, loss: Loss, data: Examples, **options: Any) -> Group:
-        """A group with the optimizer, the augmentation and the limit to gradients of these settings; `options` are
-        further fields of it."""
+        """A group with the optimizer, its rates, the augmentation and the limit to gradients of these settings;
+        `options` are further fields of it."""
         of_settings = {
             "augmentation": self.settings.augmentation,
             "max_gradient_norm": self.settings.max_gradient_norm,
+            "rates": self.settings.rates(self.rounds),
         }
         return Group(params_S, loss, data, self.settings.make_optimizer(), **of_settings | options)
 
@@ -49,6 +51,14 @@ class LocalTrainer(NamedTuple):
         self, groups: Mapping[str, Group], rng: Streams, frozen: Tree = None, stopping: EarlyStopping | None = None
     ) -> Fitted:
         return fit(groups, self.settings.schedule, rng, self.backend, frozen, stopping)
+
+    def summed_rates(self, steps_S: Tensor, rng: Streams) -> Tensor:
+        """(S,): the learning rates of so many steps together; what plain SGD moves by, were every gradient 1."""
+        rates = self.settings.rates(self.rounds)
+        if rates is None:
+            return steps_S * self.settings.learning_rate
+        shares = [rates.shares(rng.round if rng.in_rounds else None, steps).sum() for steps in steps_S.tolist()]
+        return torch.stack(shares).to(torch.get_default_dtype()) * self.settings.learning_rate
 
     def train_classifier(
         self,

@@ -42,7 +42,7 @@ from fedmoe.training.optimizers import Adam, Optimizer
 if TYPE_CHECKING:
     from fedmoe.training.fit import Group
 
-CORRECTIONS = ("proximal", "gradient_offset", "trained_names", "max_gradient_norm")  # of a group's gradient
+OF_THE_FIRST_GROUP = ("proximal", "gradient_offset", "trained_names", "max_gradient_norm", "rates")
 
 
 class NativeEpochs(NamedTuple):
@@ -53,6 +53,7 @@ class NativeEpochs(NamedTuple):
     counts: list[int]
     batch_size: int
     generators: list[torch.Generator]
+    rates_S: list[Tensor] | None = None  # of each client at each of its steps, float64; None: the optimizer's
 
     def run(self, clients: Sequence[int], steps_S: Sequence[int], steps_before_S: Sequence[int]) -> list[float]:
         """The next steps of some clients: an epoch, or all steps of a schedule that counts them. Their losses' sums."""
@@ -63,6 +64,7 @@ class NativeEpochs(NamedTuple):
                 shuffled(self.generators[s], self.counts[s], size, steps_S[s]),
                 ends_of_batches(self.counts[s], size, steps_S[s]),
                 steps_before_S[s],
+                None if self.rates_S is None else self.rates_S[s][steps_before_S[s] :][: steps_S[s]],
             )
             for s in clients
         ]
@@ -86,14 +88,11 @@ def kernel_spec_of(groups: Mapping[str, "Group"], frozen: Tree) -> KernelSpec | 
     if groups.keys() != known:
         return f"the groups {', '.join(map(repr, groups))} are trained together"
     for other in known - {name}:
-        if (
-            any(getattr(groups[other], what) is not None for what in CORRECTIONS)
-            or groups[other].optimizer.weight_decay
-        ):
-            return (
-                f"group {other!r} has a proximal term, a gradient offset, untrained parameters, a limited gradient "
-                f"or weight decay beside {name!r}"
-            )
+        for feature in OF_THE_FIRST_GROUP:
+            if getattr(groups[other], feature) is not None:
+                return f"group {other!r} has {feature} beside {name!r}"
+        if groups[other].optimizer.weight_decay:
+            return f"group {other!r} has weight decay beside {name!r}"
     for feature in ("batch_term", "noise", "augmentation"):
         if getattr(group, feature):
             return f"group {name!r} has {'an' if feature[0] == 'a' else 'a'} {feature}"
@@ -107,6 +106,7 @@ def native_epochs(
     flat: Mapping[str, Tensor],
     optimizer_state: Tensors,
     corrections: Corrections,
+    rates_S: list[Tensor] | None,
     batch_size: int,
     rng: Streams,
 ) -> NativeEpochs:
@@ -136,7 +136,8 @@ def native_epochs(
         checked_rows(corrections.anchor_SP, "the weights to be pulled to", flat[name].shape),
         checked_rows(corrections.offset_SP, "the gradient offset", flat[name].shape),
     )
-    return NativeEpochs(bound.trainer, ClientTable(tensors, objective), counts, batch_size, rng.generators("batches"))
+    table, generators = ClientTable(tensors, objective), rng.generators("batches")
+    return NativeEpochs(bound.trainer, table, counts, batch_size, generators, rates_S)
 
 
 class _BoundTrainer(NamedTuple):

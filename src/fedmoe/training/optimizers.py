@@ -46,38 +46,49 @@ def descend(
     grad_SP: Tensor,
     state: Tensors,
     step: int | Tensor,
+    rate: float | Tensor,
     untrained_P: Tensor | None = None,
 ) -> None:
-    """One step, in place on `flat_SP` and `state`. `step` counts from 1: a number, or (S, 1) where clients differ.
+    """One step, in place on `flat_SP` and `state`. `step`, from 1, and `rate` are numbers, or (S, 1) where clients
+    differ.
 
     Weights that are `untrained_P` (bool), whose gradient is zero, do not decay either.
     """
     if optimizer.weight_decay:
-        grad_SP = _decay(optimizer, flat_SP, grad_SP, untrained_P)
-    if isinstance(optimizer, Adam) and isinstance(step, int):
-        _fused_adam(optimizer, flat_SP, grad_SP, state, step)
+        grad_SP = _decay(optimizer, flat_SP, grad_SP, rate, untrained_P)
+    if isinstance(optimizer, Adam) and isinstance(step, int) and isinstance(rate, float):
+        _fused_adam(optimizer, flat_SP, grad_SP, state, step, rate)
         return
     if isinstance(optimizer, Adam):
         state["mean"].lerp_(grad_SP, 1 - optimizer.beta1)
         state["square"].mul_(optimizer.beta2).addcmul_(grad_SP, grad_SP, value=1 - optimizer.beta2)
         scale = (state["square"] / (1 - optimizer.beta2**step)).sqrt_().add_(optimizer.epsilon)
-        flat_SP.sub_(state["mean"].div(scale).mul_(optimizer.learning_rate / (1 - optimizer.beta1**step)))
+        flat_SP.sub_(state["mean"].div(scale).mul_(rate / (1 - optimizer.beta1**step)))
         return
     if optimizer.momentum:
         grad_SP = state["velocity"].mul_(optimizer.momentum).add_(grad_SP)
-    flat_SP.sub_(grad_SP, alpha=optimizer.learning_rate)
+    _move_back(flat_SP, grad_SP, rate)
 
 
-def _decay(optimizer: Optimizer, flat_SP: Tensor, grad_SP: Tensor, untrained_P: Tensor | None) -> Tensor:
+def _move_back(flat_SP: Tensor, direction_SP: Tensor, length: float | Tensor) -> None:
+    if isinstance(length, Tensor):
+        flat_SP.sub_(direction_SP * length)
+    else:
+        flat_SP.sub_(direction_SP, alpha=length)
+
+
+def _decay(
+    optimizer: Optimizer, flat_SP: Tensor, grad_SP: Tensor, rate: float | Tensor, untrained_P: Tensor | None
+) -> Tensor:
     """The gradient with the decay in it; a decoupled one is taken off the weights at once."""
     decaying_SP = flat_SP if untrained_P is None else flat_SP.masked_fill(untrained_P, 0)
     if isinstance(optimizer, Adam) and optimizer.decoupled:
-        flat_SP.sub_(decaying_SP, alpha=optimizer.learning_rate * optimizer.weight_decay)
+        _move_back(flat_SP, decaying_SP, rate * optimizer.weight_decay)
         return grad_SP
     return grad_SP.add(decaying_SP, alpha=optimizer.weight_decay)
 
 
-def _fused_adam(optimizer: Adam, flat_SP: Tensor, grad_SP: Tensor, state: Tensors, step: int) -> None:
+def _fused_adam(optimizer: Adam, flat_SP: Tensor, grad_SP: Tensor, state: Tensors, step: int, rate: float) -> None:
     """The kernel behind ``torch.optim.Adam(fused=True)``: one pass over memory instead of six."""
     torch._fused_adam_(
         [flat_SP],
@@ -86,7 +97,7 @@ def _fused_adam(optimizer: Adam, flat_SP: Tensor, grad_SP: Tensor, state: Tensor
         [state["square"]],
         [],
         [torch.tensor(float(step))],
-        lr=optimizer.learning_rate,
+        lr=rate,
         beta1=optimizer.beta1,
         beta2=optimizer.beta2,
         weight_decay=0.0,  # `_decay` has done it

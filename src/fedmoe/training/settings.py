@@ -9,6 +9,7 @@ from fedmoe.setting_types import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedmoe.training.augment import AUGMENTATIONS, Augmentation, Name
 from fedmoe.training.fit import Schedule
 from fedmoe.training.optimizers import Adam, Optimizer, Sgd
+from fedmoe.training.rates import Rates, RateSchedule
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -26,6 +27,8 @@ class LocalTraining:
     patience: PositiveInt = 20
     check_every: PositiveInt = 1  # epochs between checks of the validation loss
     augment: Name | None = None  # images only
+    rate_over_rounds: RateSchedule | None = None  # of the learning rate; in the rounds only
+    rate_over_steps: RateSchedule | None = None  # over the local steps of each call
 
     @property
     def schedule(self) -> Schedule:
@@ -34,6 +37,11 @@ class LocalTraining:
     @property
     def augmentation(self) -> Augmentation | None:
         return AUGMENTATIONS[self.augment] if self.augment else None
+
+    def rates(self, rounds: int) -> Rates | None:
+        """For a run of so many rounds; None for a constant rate."""
+        schedules = (self.rate_over_rounds, self.rate_over_steps)
+        return None if schedules == (None, None) else Rates(*schedules, rounds)
 
     def make_optimizer(self) -> Optimizer:
         if self.optimizer == "sgd":
