@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test slow fuzz check format bench bench-peers clean
+.PHONY: demo test slow fuzz check format charts bench bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/fedmoe compare configs/digits.toml --dir runs/demo
@@ -12,7 +12,7 @@ demo: $(STAMP)
 test: check
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-# What takes minutes: the kernels under sanitizers.
+# What takes minutes: the kernels under sanitizers, pages in a browser.
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
@@ -32,6 +32,10 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/ruff check --fix src tests benchmarks
+
+# The library that draws the charts of reports, from tools/charts/package-lock.json; needs node and npm.
+charts:
+	cd tools/charts && npm ci --silent && node build.mjs
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/against_loops.py

@@ -124,14 +124,14 @@ def report_command(
 ) -> None:
     """One table and one page of runs that were made one by one, here or on other machines.
 
-    Runs of one name with different seeds are one row, with an interval. A run that is broken, or cannot be compared with
-    the others, is named and left out (exit code 2); the others are reported.
+    Runs of one name with different seeds are one row, with an interval. A run that is broken, or cannot be compared
+    with the others, is named and left out (exit code 2); the others are reported.
 
     Examples:
       fedmoe report runs/digits-comparison
       fedmoe report runs/fedavg-s0 runs/fedmix-s0 runs/fedavg-s1 runs/fedmix-s1 --dir runs/together
     """
-    from fedmoe.report.comparability import read_together
+    from fedmoe.report.comparability import read_together, title_of
     from fedmoe.report.runs import find_runs
 
     if directory is None and len(runs) > 1:
@@ -141,12 +141,7 @@ def report_command(
         _print_error("RunError", problem)
     if not found.runs:
         raise RunError("no run is left to report.")
-    _report(
-        found.runs,
-        directory or runs[0],
-        title or (runs[0].resolve().name if len(runs) == 1 else "Runs"),
-        found.problems,
-    )
+    _report(found.runs, directory or runs[0], title or title_of(found.runs), found.problems)
     if found.problems:
         raise typer.Exit(2)
 

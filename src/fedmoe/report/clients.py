@@ -45,8 +45,8 @@ def strips(results: Sequence[RunRecord]) -> Figure | None:
                 f"{method.title}: {min(own):.1%} to {max(own):.1%}, mean {fmean(own):.1%}, worst decile {tail:.1%}"
             )
     caption = (
-        "One dot per client, on its own test data. Line: mean; dashed: mean of the worst tenth. A long tail to the left "
-        "is clients that a method fails."
+        "One dot per client, on its own test data. Line: mean; dashed: mean of the worst tenth. A long tail to the "
+        "left is clients that a method fails."
     )
     return (
         Figure("strips", "Every client", caption, "; ".join(words), "clients", {"chart": "strips"}) if words else None

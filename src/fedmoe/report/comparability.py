@@ -36,7 +36,29 @@ def read_together(folders: Iterable[Path]) -> Together:
         else:
             runs.append(run)
             kept.append(folder)
-    return Together(runs, problems)
+    return Together(in_order(runs), problems)
+
+
+def in_order(runs: Iterable[StoredRun]) -> list[StoredRun]:
+    """As their comparison names them, whatever their folders are called: seed by seed, method by method."""
+    return sorted(runs, key=lambda run: (run.results["seed"], _place(run.results["config"])))
+
+
+def _place(config: Mapping[str, Any]) -> int:
+    """Of the algorithm in `compare`, whose entries are names or tables; behind them all where it is not there."""
+    own, compared = config.get("algorithm") or {}, config.get("compare") or []
+    named = [{"name": one} if isinstance(one, str) else one for one in compared]
+    of_it = [n for n, one in enumerate(named) if all(one.get(key) == own.get(key) for key in ("name", "label"))]
+    return of_it[0] if of_it else len(named)
+
+
+def title_of(runs: Sequence[StoredRun]) -> str:
+    """What a page is called: the name of the run, or of the config that all runs come from."""
+    if len(runs) == 1:
+        name: str = runs[0].results["name"]
+        return name
+    names = {run.results["name"].split("/")[0].removesuffix("-comparison") for run in runs}
+    return names.pop() if len(names) == 1 else "Runs"
 
 
 def not_comparable(

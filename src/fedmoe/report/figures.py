@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report.methods import Method, client_names, group, thin, training_losses
 from fedmoe.report.runs import StoredRun
@@ -25,7 +27,7 @@ CURVES = {
     "pooled": "the pooled data, for a new client",
 }
 AXES = {"round": "Round", "bytes": "GB sent, up and down"}
-MOST_TENSORS = 25
+MOST_TENSORS = 12
 DIGITS = 4
 
 Data = dict[str, Any]
@@ -130,7 +132,7 @@ def split_map(run: RunRecord) -> Figure | None:
         "columns": list(run["class_names"]) or list(range(len(counts[0]))),
         "row": "Client", "column": "Class", "value": "training examples", "frames": [{"label": "", "values": counts}],
     }  # fmt: skip
-    largest = max(map(max, counts))
+    largest = np.asarray(counts).max()
     alt = f"{len(counts)} clients in rows, {len(counts[0])} classes in columns, up to {largest} training examples each."
     caption = f"Seed {run['seed']}. The more rows differ, the less alike the clients."
     return Figure("split", "Who holds what", caption, alt, "heat", data)
@@ -201,7 +203,7 @@ def _expert_map(method: Method, run: StoredRun) -> Figure | None:
 
 def bytes_sent(methods: Sequence[tuple[Method, StoredRun]]) -> Figure | None:
     """Tensors that left the clients, in the first seed of each method; those that need most bytes."""
-    views = []
+    views, largest_of = [], []
     for method, run in methods:
         sizes = [
             (f"{exchange}: {name}", counts["bytes"])
@@ -210,15 +212,17 @@ def bytes_sent(methods: Sequence[tuple[Method, StoredRun]]) -> Figure | None:
         ]
         if sizes:
             largest = sorted(sizes, key=lambda pair: (-pair[1], pair[0]))
+            largest_of.append(f"{method.title}: most bytes for {largest[0][0]}")
             shown, rest = largest[:MOST_TENSORS], largest[MOST_TENSORS:]
             if rest:
                 shown.append((f"{len(rest)} smaller tensors", sum(size for _, size in rest)))
             views.append({"label": method.title, "bars": [{"name": name, "value": size} for name, size in shown]})
     if not views:
         return None
-    alt = "; ".join(f"{view['label']}: most bytes for {view['bars'][0]['name']}" for view in views)
     caption = "All bytes of one run by exchange and tensor, experts one by one. The whole list is manifest.json."
-    return Figure("bytes-sent", "What left the clients, by tensor", caption, alt, "bars", {"views": views})
+    return Figure(
+        "bytes-sent", "What left the clients, by tensor", caption, "; ".join(largest_of), "bars", {"views": views}
+    )
 
 
 def _series(method: Method, points: Iterable[tuple[float, float]]) -> Data:

@@ -14,14 +14,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedmoe.evaluation.metric_catalog import title_of
-from fedmoe.evaluation.summary import RunRecord, summarise
+from fedmoe.evaluation.summary import RunRecord, interval, summarise
 from fedmoe.report import clients, figures
 from fedmoe.report.figures import Figure
 from fedmoe.report.markdown import class_blocks, metric_text, percent
-from fedmoe.report.methods import Method, Row, group, rejected_updates
+from fedmoe.report.methods import Method, Row, final_losses, group, rejected_updates
 from fedmoe.report.notes import notes
 from fedmoe.report.runs import StoredRun
 
+CALIBRATION = {"ece": "ECE, own", "brier": "Brier, own"}
 PARTS = {"own": "Own data", "global": "Global test", "unseen": "Unseen clients", "pooled": "New client, pooled data"}
 
 
@@ -68,6 +69,7 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         worth=worth,
         experts=experts,
         warnings=_warnings(methods),
+        calibration=_calibration(methods, rows),
         traffic=_traffic(methods),
         configs=_configs(results),
         made_by=_made_by(results),
@@ -126,6 +128,23 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
         "best": {part: max(row[part]["mean"] for row in rows if row[part]) for part in parts},
         "seeds": max((row["seeds"] for row in rows), default=0),
     }
+
+
+def _calibration(methods: Sequence[Method], rows: Sequence[Row]) -> dict[str, Any]:
+    """Log loss is always measured; the others where `evaluation.metrics` names them."""
+    losses = [[_mean_loss(method, data) for data in ("own", "global")] for method in methods]
+    named = {name: title for name, title in CALIBRATION.items() if any(row["metrics"].get(name) for row in rows)}
+    lines = [
+        (row["title"], [metric_text(cell) for cell in (*loss, *(row["metrics"].get(name) for name in named))])
+        for row, loss in zip(rows, losses, strict=True)
+    ]
+    return {"columns": ["Log loss, own", "Log loss, global", *named.values()], "lines": lines}
+
+
+def _mean_loss(method: Method, data: str) -> Row | None:
+    """Of final models, mean over clients, then over seeds."""
+    means = [fmean(found) for run in method.runs if (found := final_losses(run, data))]
+    return {"mean": fmean(means), "interval": interval(means)} if means else None
 
 
 def _warnings(methods: Sequence[Method]) -> list[str]:

@@ -4,8 +4,9 @@ A report is a function of these files alone, so the page at the end of a run and
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedmoe.errors import RunError
@@ -19,7 +20,7 @@ MOST_MAPS = 40  # of the experts over time, evenly chosen
 
 class StoredRun(NamedTuple):
     results: RunRecord
-    manifest: dict[str, Any] = {}
+    manifest: Mapping[str, Any] = MappingProxyType({})
     expert_maps: Sequence[dict[str, Any]] = ()  # {"round", "of", "shares"}: q(z|row) after some of the rounds
 
 

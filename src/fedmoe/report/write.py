@@ -28,7 +28,7 @@ def write_report(runs: Sequence[StoredRun], folder: Path, title: str, problems: 
 
 
 def read_drawable(folder: Path) -> StoredRun:
-    """A run that can be shown. Results that were altered after the run are named by their folder, whatever they hold."""
+    """A run that can be shown; results that were altered since are named by their folder, whatever they hold."""
     run = read_run(folder)
     try:
         render([run], "")

@@ -26,7 +26,8 @@
 
   function points(spec) {
     const shown = spec.points.filter((point) => !state.hidden.has(point.place));
-    const x = (p, side) => p.x + side * p.x_half, y = (p, side) => p.y + side * p.y_half;
+    const within = (value) => Math.min(1, Math.max(0, value)); // as far as an accuracy can go
+    const x = (p, side) => within(p.x + side * p.x_half), y = (p, side) => within(p.y + side * p.y_half);
     const cross = { stroke: (p) => colour(p.place), strokeWidth: 1.5, strokeOpacity: 0.6, clip: true };
     return {
       zooms: "xy",
@@ -142,7 +143,7 @@
         x: { label: "Accuracy on the client's own test data", tickFormat: percent, grid: true, inset: 8 },
         y: { axis: null, domain: [-tall / 2, tall / 2] },
         fy: { axis: null, domain: places, padding: 0.1 },
-        marginLeft: 12, height: 60 + (tall + 8) * places.length,
+        marginLeft: 12, marginTop: 8, height: 50 + (tall + 8) * places.length,
         marks: [...marks, tip(shown, "x", "y", describe, { fy: "place" })],
       };
     },
@@ -262,9 +263,9 @@
       for (const axis of zooms) {
         if (this.local.zoom) options[axis] = { ...options[axis], domain: this.local.zoom[axis], nice: false, inset: 0 };
       }
-      const base = { width: this.width, marginLeft: 56, marginBottom: 40, ...options };
+      const base = { width: this.width, marginLeft: 56, marginTop: 34, marginBottom: 40, ...options };
       this.plot = Plot.plot(base);
-      if (labels) this.plot = Plot.plot({ ...base, marks: [...base.marks, ...nameTags(this.plot, labels)] });
+      if (labels) this.plot = Plot.plot({ ...base, marks: [...nameTags(this.plot, labels), ...base.marks] });
       this.plot.setAttribute("aria-hidden", "true"); // its label says it in words
       this.legend.replaceChildren(...legend.map(legendEntry));
       this.chart.replaceChildren(this.plot);
@@ -335,18 +336,26 @@
     }
   }
 
-  // Names beside their points, pushed apart where they would stand on one another.
+  // A name beside each point: the first place around it where it covers no point and no other name.
+  const PLACES = [[12, 0, "start"], [-12, 0, "end"], [0, -17, "middle"], [0, 17, "middle"], [10, -17, "start"], [10, 17, "start"],
+    [-10, -17, "end"], [-10, 17, "end"], [0, -32, "middle"], [0, 32, "middle"]];
+
   function nameTags(plot, shown) {
     const x = plot.scale("x"), y = plot.scale("y");
-    const tags = shown
-      .map((point) => ({ point, left: x.apply(point.x) > x.range[1] - 150, at: y.apply(point.y) }))
-      .sort((a, b) => a.at - b.at);
-    tags.forEach((tag, i) => { if (i && tag.at < tags[i - 1].at + 15) tag.at = tags[i - 1].at + 15; });
-    const text = (side) => Plot.text(tags.filter((tag) => tag.left === side), {
-      x: (tag) => tag.point.x, y: (tag) => y.invert(tag.at), text: (tag) => tag.point.name, textAnchor: side ? "end" : "start",
-      dx: side ? -12 : 12, fill: "currentColor", stroke: "var(--paper)", strokeWidth: 4,
+    const at = shown.map((point) => ({ point, x: x.apply(point.x), y: y.apply(point.y) }));
+    const taken = at.map((dot) => [dot.x - 7, dot.y - 7, dot.x + 7, dot.y + 7]);
+    const box = (dot, [dx, dy, anchor]) => {
+      const wide = 6.8 * dot.point.name.length, left = dot.x + dx - { start: 0, middle: wide / 2, end: wide }[anchor];
+      return [left, dot.y + dy - 8, left + wide, dot.y + dy + 8];
+    };
+    const fits = (one) => one[0] >= x.range[0] && one[2] <= x.range[1] + 8
+      && taken.every((other) => one[2] < other[0] || one[0] > other[2] || one[3] < other[1] || one[1] > other[3]);
+    return at.map((dot) => {
+      const place = PLACES.find((candidate) => fits(box(dot, candidate))) ?? PLACES[0];
+      taken.push(box(dot, place));
+      const [dx, dy, textAnchor] = place;
+      return Plot.text([dot.point], { x: "x", y: "y", text: "name", dx, dy, textAnchor, stroke: "var(--paper)", strokeWidth: 3, fill: "currentColor" });
     });
-    return [text(true), text(false)];
   }
 
   function legendEntry({ name, place, dots }) {
