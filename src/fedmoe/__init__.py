@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, RunError
 
 if TYPE_CHECKING:
-    from fedmoe.api import build, run
+    from fedmoe.api import build, compare, run
     from fedmoe.assembly import Parts
     from fedmoe.clients.federation import Federation
     from fedmoe.clients.own_data import federation_from_clients
     from fedmoe.clients.own_table import federation_from_table
     from fedmoe.data.dataset import Dataset, Table
+    from fedmoe.loading import load
     from fedmoe.partition.split import Shards, Split
     from fedmoe.result import Result
 
@@ -34,8 +35,10 @@ __all__ = [
     "Split",
     "Table",
     "build",
+    "compare",
     "federation_from_clients",
     "federation_from_table",
+    "load",
     "run",
 ]
 
@@ -49,8 +52,10 @@ _HOMES = {
     "Split": "fedmoe.partition.split",
     "Table": "fedmoe.data.dataset",
     "build": "fedmoe.api",
+    "compare": "fedmoe.api",
     "federation_from_clients": "fedmoe.clients.own_data",
     "federation_from_table": "fedmoe.clients.own_table",
+    "load": "fedmoe.loading",
     "run": "fedmoe.api",
 }
 
@@ -60,6 +65,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("fedmoe")
+    if name == "models":  # fedmoe.models.to_group_norm, without an import of its own
+        return importlib.import_module("fedmoe.models")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedmoe' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)

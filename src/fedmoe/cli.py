@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedmoe.cli_data import audit_app, data_app
+from fedmoe.cli_deployment import add_commands
 from fedmoe.cli_options import Changes, ConfigPath, Directory, Workers, console, path, read
 from fedmoe.errors import ConfigError, FedmoeError, RunError, Stopped
 
@@ -156,6 +157,9 @@ def explain_command(config: ConfigPath, changes: Changes = None, workers: Worker
     from fedmoe.explain import explain
 
     console.print(explanation_table(explain(read(config, changes, workers))))
+
+
+add_commands(app)
 
 
 def _seeds(text: str) -> list[int]:

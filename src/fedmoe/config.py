@@ -27,11 +27,13 @@ from fedmoe.config_errors import explain, require_finite
 from fedmoe.data_choice import DataChoice, DataConfig
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metric_catalog import require_known
+from fedmoe.flower_settings import FlowerSettings
 from fedmoe.import_strings import is_import_string, name_of
 from fedmoe.models.settings import MlpModel, ModelConfig
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.paths import FilePath, expanded
 from fedmoe.setting_types import Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
+from fedmoe.training.class_weights import ClassWeights
 from fedmoe.training.settings import LocalTraining
 
 PATHS = (("data", "folder"), ("data", "file"), ("opt_out", "masks"))  # in a file they are relative to that file
@@ -63,6 +65,8 @@ class TrainingConfig(Section):
     federated: LocalTraining = LocalTraining()
     local: LocalTraining = LocalTraining(epochs=100)
     personal: LocalTraining = LocalTraining(epochs=100, learning_rate=5e-4)
+    # What an example of each class counts: by number, by name, or "balanced" over opted-in training rows.
+    class_weights: ClassWeights | None = None
 
     @model_validator(mode="after")
     def _only_rounds_are_counted(self) -> "TrainingConfig":
@@ -106,11 +110,18 @@ class EvaluationConfig(Section):
 
 
 class EngineConfig(Section):
-    name: Literal["embedded"] = "embedded"
+    name: Literal["embedded", "ray", "flower"] = "embedded"
     workers: PositiveInt | None = None  # default: one per core
     backend: Literal["auto", "native", "batched", "sequential"] = "auto"
     cohort_size: PositiveInt | None = None  # clients trained together: 1 sequential, 16 batched
     retries: NonNegativeInt = 2  # times that a cohort is run again because its worker was lost
+    address: str | None = None  # of a Ray cluster, such as "10.0.0.1:6379" or "auto"; default: a Ray of this machine
+    flower: FlowerSettings = FlowerSettings()
+
+    @property
+    def one_client_per_message(self) -> bool:
+        """A message to a node is for its one client: nothing is trained together."""
+        return self.name == "flower"
 
 
 class ExperimentConfig(Section):

@@ -11,7 +11,8 @@ from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId
-from fedmoe.engines.catalog import open_transport
+from fedmoe.engines.catalog import Connect, open_transport
+from fedmoe.engines.delivery import save_delivery
 from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS, RoundRecord
 from fedmoe.errors import RunError, Stopped
@@ -22,13 +23,19 @@ from fedmoe.models.network import ModuleOrFactory
 from fedmoe.report.runs import read_run
 from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of
-from fedmoe.resuming import checkpoint_session, newest_checkpoint, record_run, resume_session, steps_in
+from fedmoe.resuming import (
+    checkpoint_session,
+    newest_checkpoint,
+    record_run,
+    resume_session,
+    scored_clients,
+    steps_in,
+)
 from fedmoe.storage.checkpoints import Checkpoint
 from fedmoe.storage.finished import changed_since_finished, mark_finished
 from fedmoe.storage.results import read_results
 from fedmoe.storage.reuse import adopt_rounds
 from fedmoe.storage.rundir import RunDirectory
-from fedmoe.streams import numpy_stream
 
 
 class Started(NamedTuple):
@@ -66,10 +73,12 @@ def run_events(
     rounds_of: Path | None = None,
     command: str = "",
     should_stop: Callable[[], bool] = never,
+    connect: Connect = open_transport,
 ) -> Iterator[Event]:
     """Run or resume `config` in `directory`. Every event is small; the last one is the Result.
 
-    `rounds_of` is a finished run with the same rounds: a new run starts from where they ended.
+    `rounds_of` is a finished run with the same rounds: a new run starts from where they ended. `connect` opens the
+    transport: that of the config's engine, or of whoever calls from inside an engine.
     """
     run = RunDirectory(directory)
     with run.opened():
@@ -80,7 +89,7 @@ def run_events(
         if parts.source.split is not None:
             parts.source.split.save(run.split)
         notes = [*parts.notes, *parts.fallback_notes(), *(_adopt(rounds_of, run, parts, run_id) if rounds_of else [])]
-        yield from _Run(parts, run, run_id, command, should_stop).events(notes)
+        yield from _Run(parts, run, run_id, command, should_stop, connect).events(notes)
 
 
 def _with_recorded_backend(config: ExperimentConfig, run: RunDirectory) -> ExperimentConfig:
@@ -99,8 +108,15 @@ def _adopt(rounds_of: Path, run: RunDirectory, parts: Parts, run_id: str) -> lis
 
 class _Run:
     def __init__(
-        self, parts: Parts, run: RunDirectory, run_id: str, command: str, should_stop: Callable[[], bool]
+        self,
+        parts: Parts,
+        run: RunDirectory,
+        run_id: str,
+        command: str,
+        should_stop: Callable[[], bool],
+        connect: Connect,
     ) -> None:
+        self.connect = connect
         self.parts, self.run, self.run_id, self.should_stop = parts, run, run_id, should_stop
         self.config, self.algorithm, self.federation = parts.config, parts.algorithm, parts.federation
         self.command = command
@@ -109,7 +125,7 @@ class _Run:
 
     def events(self, notes: Sequence[str]) -> Iterator[Event]:
         begun = time.monotonic()
-        with open_transport(self.parts, self.run.private_store, self.run_id) as transport:
+        with self.connect(self.parts, self.run.private_store, self.run_id) as transport:
             session = Session(self.parts, transport)
             checkpoint, odd = newest_checkpoint(self.run, self.run_id, session)
             finished, changed = self._finished(session, checkpoint)
@@ -192,14 +208,7 @@ class _Run:
                 self._stop_if_asked(f"after personalising {done} of {len(session.delivered)} clients")
 
     def _scored_clients(self) -> list[ClientId]:
-        """Everyone, or a seeded draw of the training clients; new clients always."""
-        everyone: Sequence[ClientId] = range(self.federation.num_clients)
-        wanted = self.config.evaluation.clients
-        if wanted is not None and wanted < len(everyone):
-            rng = numpy_stream(self.config.seed, "evaluated clients")
-            everyone = sorted(rng.choice(len(everyone), wanted, replace=False, shuffle=False).tolist())
-        unseen = range(self.federation.num_clients, self.federation.num_clients + self.federation.num_unseen)
-        return [*everyone, *unseen]
+        return scored_clients(self.config, self.federation.num_clients, self.federation.num_unseen)
 
     def _finished(self, session: Session, checkpoint: Checkpoint | None) -> tuple[dict[str, Any] | None, list[str]]:
         """The results of a run that came to its end before, if they are as it left them, else why not."""
@@ -224,6 +233,8 @@ class _Run:
         data = results_of(self.parts, session, self.history, self.curve, scores, facts)
         self.run.write_json(self.run.manifest, data.pop("manifest"))
         self.run.write_json(self.run.results, data)
+        if len(self.algorithm.delivery) > 1:
+            save_delivery(self.run.delivery, session.delivery_record)
         write_report([read_run(self.run.path)], self.run.path, data["name"])
         mark_finished(self.run, self.run_id)
         return Result(data, self.run.path, session)

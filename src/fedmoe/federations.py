@@ -38,6 +38,9 @@ class BuiltFederation(NamedTuple):
     split: Split | None = None
     class_counts: NDArray[np.int64] | None = None
 
+    def __repr__(self) -> str:
+        return f"<BuiltFederation: {self.federation!r}, {self.split!r}>"
+
 
 def build_federation(config: ExperimentConfig) -> BuiltFederation:
     if isinstance(config.data, TableData):

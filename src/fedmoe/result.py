@@ -19,6 +19,8 @@ from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.session import Session
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.report.page import scores_section
+from fedmoe.report.text import client_rows, clients_text, headline, summary_text
 
 SHOWN_CLIENTS = 200  # whose class counts a report can draw
 
@@ -30,6 +32,22 @@ class Result:
     data: dict[str, Any]
     directory: Path
     session: Session
+
+    def summary(self) -> str:
+        """What happened and how good it came out, as text: the mean over clients, and each client."""
+        return "\n\n".join(
+            [headline(self.data), summary_text([self.data]), clients_text(self.data), str(self.directory)]
+        )
+
+    def by_client(self) -> list[dict[str, Any]]:
+        """How each client's final model does on its own test rows, as ``pandas.DataFrame`` takes it."""
+        return client_rows(self.data)
+
+    def __repr__(self) -> str:
+        return f"<Result of {headline(self.data)}; in {self.directory}>"
+
+    def _repr_html_(self) -> str:
+        return scores_section([self.data])
 
     @property
     def scores(self) -> list[Score]:
@@ -108,19 +126,11 @@ def _shown(parts: Parts) -> dict[str, Any]:
     if source.class_counts is not None and parts.config.evaluation.clients_asked == "all":
         counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(federation.class_names)
     else:
-        counts = [_class_counts(federation, client) for client in range(min(federation.num_clients, SHOWN_CLIENTS))]
+        counts = [
+            federation.class_counts(client).tolist() for client in range(min(federation.num_clients, SHOWN_CLIENTS))
+        ]
         names = list(federation.class_names) or [str(label) for label in range(federation.num_classes)]
-    table = None if federation.table is None else federation.table.to_dict()
-    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names, "table": table}
-
-
-def _class_counts(federation: Federation, client: ClientId) -> list[int]:
-    """Of opted-in training records: what the others are private about stays out of the folder."""
-    records = federation.load(client)
-    counts: list[int] = torch.bincount(
-        records.train.y[records.train_opted_in], minlength=federation.num_classes
-    ).tolist()
-    return counts
+    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names}
 
 
 def versions() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Tables in the terminal. Needs no tensors: what is shown has been computed, or stored, before."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedmoe.data.available import SourceStatus
     from fedmoe.explain import Explanation
     from fedmoe.partition.split import Split
+
+SHOWN_ROWS = 20  # of a table of predictions
 
 
 def score_table(results: Sequence[RunRecord], title: str) -> Table:
@@ -149,3 +151,17 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def prediction_table(columns: Mapping[str, Sequence[Any]], title: str) -> Table:
+    """The first rows of what a model predicts."""
+    total = len(next(iter(columns.values())))
+    more = f"the first {SHOWN_ROWS} of {total} rows; --to FILE writes all" if total > SHOWN_ROWS else None
+    table = Table(title=escape(title), caption=more)
+    table.add_column("row", justify="right")
+    for name in columns:
+        table.add_column(escape(name), justify="left" if name == "class" else "right", overflow="fold")
+    for row, cells in enumerate(zip(*columns.values(), strict=True)):
+        if row < SHOWN_ROWS:
+            table.add_row(str(row), *(f"{cell:.4f}" if isinstance(cell, float) else escape(cell) for cell in cells))
+    return table

@@ -94,7 +94,7 @@ class Messenger:
 
         Cohorts are cut before finished ones are skipped, so that a stop changes no client's company.
         """
-        done = set(self._ask({"do": "personalized", "version": final_version}))
+        done = set(self._ask(lambda _: {"do": "personalized", "version": final_version}, delivered))
         cohorts = self.cohorts(delivered, self.algorithm.delivery[-1], most=-(-len(delivered) // 2))
         yield sorted(client for cohort in cohorts if done.issuperset(cohort.clients) for client in cohort.clients)
         rest = [cohort for cohort in cohorts if not done.issuperset(cohort.clients)]
@@ -123,12 +123,23 @@ class Messenger:
             pass
 
     def drop_superseded(self, versions: Mapping[ClientId, tuple[int, int]]) -> None:
-        self._ask({"do": "drop", "states": [[client, *these] for client, these in versions.items()]})
+        def request(clients: Iterable[ClientId]) -> dict[str, Any]:
+            return {"do": "drop", "states": [[client, *versions[client]] for client in clients]}
+
+        self._ask(request, versions)
 
     def missing(self, versions: Mapping[ClientId, int]) -> list[ClientId]:
-        """Which of these private states nobody has."""
-        wanted = [[client, version] for client, version in versions.items()]
-        return self._ask({"do": "find_missing", "states": wanted})
+        """Which of these private states nobody has.
+
+        Of nodes that may not be there at the moment nothing is known: one that lost its state says so when it is asked
+        to go on from it, and is rejected until its owner puts it back.
+        """
+        if not self.transport.one_store:
+            return []
+        return self._ask(
+            lambda clients: {"do": "find_missing", "states": [[client, versions[client]] for client in clients]},
+            versions,
+        )
 
     def count_down(self, manifest: Manifest, exchange: str, broadcasts: Mapping[ClientId, Tree]) -> None:
         times = Counter(map(id, broadcasts.values()))
@@ -195,13 +206,21 @@ class Messenger:
                 raise error
             yield cohorts[index], frame
 
-    def _ask(self, header: dict[str, Any]) -> list[ClientId]:
-        """One of the workers, about what all of them share: which clients it is so of."""
-        for _, frame in self.transport.run([frame_of(header, Cohort([], []), {})]):
-            if error := reported_error(frame):
-                raise error
-            return list(read_header(frame, clients=list)["clients"])
-        raise RunError(f"no worker replied to {header['do']!r}. Run the same command again to resume.")
+    def _ask(
+        self, request: Callable[[Iterable[ClientId]], dict[str, Any]], clients: Iterable[ClientId]
+    ) -> list[ClientId]:
+        """Which of the clients it is so of: one worker is asked about the store that all share, or each client's own
+        node. A node that does not answer is one that it is not so of."""
+        if self.transport.one_store:
+            header = request(clients)
+            for _, frame in self.transport.run([frame_of(header, Cohort([], []), {})]):
+                if error := reported_error(frame):
+                    raise error
+                return list(read_header(frame, clients=list)["clients"])
+            raise RunError(f"no worker replied to {header['do']!r}. Run the same command again to resume.")
+        asked = list(clients)
+        frames = [frame_of(request([client]), Cohort([client], []), {}) for client in asked]
+        return [asked[at] for at, frame in self.transport.run(frames) if _not_done(frame, [asked[at]]) is None]
 
 
 def _not_done(frame: Bytes, clients: list[ClientId]) -> str | None:

@@ -4,7 +4,8 @@ One worker serves many clients in a simulation; on a real node it serves one. Wh
 the worker's own copy of the rules, whatever a request asks for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedmoe import trees, wire
@@ -24,13 +25,16 @@ from fedmoe.streams import Streams
 
 
 class Worker:
-    """`handle(frame)` does one piece of work on one cohort."""
+    """`handle(frame)` does one piece of work on one cohort. `open_store` is for a store that is not on this machine."""
 
-    def __init__(self, parts: Parts, store: Path, run_id: str) -> None:
+    def __init__(
+        self, parts: Parts, store: Path, run_id: str, open_store: Callable[[Path, str], PrivateStore] = PrivateStore
+    ) -> None:
+        self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.metrics = parts.metrics
         self.seed = parts.config.seed
-        self._store_path, self._run_id = store, run_id
+        self._open_store = partial(open_store, store, run_id)
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
         self._work = {
@@ -48,9 +52,6 @@ class Worker:
         if self._store is None:
             self._store = self._open_store()
         return self._store
-
-    def _open_store(self) -> PrivateStore:
-        return PrivateStore(self._store_path, self._run_id)
 
     def close(self) -> None:
         """Before another fork."""
@@ -116,7 +117,7 @@ class Worker:
         return wire.pack({"clients": sorted(client for client in wanted if not all(client in have for have in found))})
 
     def score(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
-        """Scores are sent where the worker's own rules allow it, else kept."""
+        """Scores are sent where the worker's own rules allow it, else kept: whoever asks is told so."""
         clients = header["clients"]
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = self._client_states(received, header)
@@ -124,17 +125,17 @@ class Worker:
         if header["send"] and all(map(self._sends_scores, clients)):
             reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
             return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
-        if header["send"]:
-            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         version = header["final"] or max(header["state_versions"]) + 1
         self.store.save("scores", dict(zip(clients, map(score_message, scored), strict=True)), version)
+        if header["send"]:
+            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         return wire.pack({"clients": clients})
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)
         personal = None if final is None else self.store.load("final", self.algorithm.personal_type, client, final)
         self.close()
-        return PersonalModel(self.algorithm.predict, {"broadcast": delivered, "client": own, "personal": personal})
+        return self._parts.personal_model({"broadcast": delivered, "client": own, "personal": personal}, client)
 
     def _require_permission(self, phase: str, clients: Sequence[ClientId]) -> None:
         """Nothing leaves a client that opted out; private parts only where this side's config says so, too."""

@@ -37,10 +37,10 @@ def summarise(results: Sequence[RunRecord]) -> list[Row]:
 
 
 def _cell(runs: Sequence[RunRecord], *, data: str, unseen: bool) -> Row | None:
-    finals = [_accuracies(run, data, unseen, _final_model(run)) for run in runs]
+    finals = [_accuracies(run, data, unseen, final_model(run)) for run in runs]
     if not all(len(values) for values in finals):
         return None
-    firsts = [_accuracies(run, data, unseen, "before") for run in runs if _final_model(run) == "after"]
+    firsts = [_accuracies(run, data, unseen, "before") for run in runs if final_model(run) == "after"]
     befores = [values.mean() for values in firsts if len(values)]
     means = [float(values.mean()) for values in finals]
     return {
@@ -73,7 +73,7 @@ def _by_class(runs: Sequence[RunRecord]) -> dict[str, list[Row | None]]:
 
 
 def _own_metric(run: RunRecord, name: str) -> np.ndarray:
-    model = _final_model(run)
+    model = final_model(run)
     chosen = (s for s in run["scores"] if s["data"] == "own" and not s["unseen"] and s["model"] == model)
     values = np.array([score.get("metrics", {}).get(name, math.nan) for score in chosen], dtype=float)
     defined: np.ndarray = values[np.isfinite(values)]
@@ -100,7 +100,7 @@ def worst_decile(values: np.ndarray) -> float:
     return float(np.sort(values)[: max(1, len(values) // 10)].mean())
 
 
-def _final_model(run: RunRecord) -> str:
+def final_model(run: RunRecord) -> str:
     return "after" if any(score["model"] == "after" for score in run["scores"]) else "before"
 
 

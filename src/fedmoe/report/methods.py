@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedmoe.evaluation.summary import RunRecord
+from fedmoe.evaluation.summary import RunRecord, final_model
 
 Row = Mapping[str, Any]  # one method of the summary table, as made by `fedmoe.evaluation.summary`
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def group(results: Iterable[RunRecord]) -> list[Method]:
 
 def client_scores(run: RunRecord) -> dict[int, ClientScores]:
     """By client that took part in training: after personalisation where there is any, else before."""
-    last = _final_model(run)
+    last = final_model(run)
     found: dict[int, ClientScores] = defaultdict(ClientScores)
     for score in run["scores"]:
         client, accuracy = score["client"], float(score["accuracy"])
@@ -59,13 +59,9 @@ def client_scores(run: RunRecord) -> dict[int, ClientScores]:
 
 def final_losses(run: RunRecord, data: str) -> list[float]:
     """Mean negative log-likelihood of each client that took part in training, where it was measured."""
-    last = _final_model(run)
+    last = final_model(run)
     chosen = (s for s in run["scores"] if s["data"] == data and s["model"] == last and not s["unseen"])
     return [score["loss"] for score in chosen if score.get("loss") is not None]
-
-
-def _final_model(run: RunRecord) -> str:
-    return "after" if any(score["model"] == "after" for score in run["scores"]) else "before"
 
 
 def weakest_clients(method: Method, most: int = 3) -> list[tuple[str, float]]:

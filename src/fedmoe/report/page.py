@@ -33,7 +33,7 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         problems: what there is to say of runs that could not be read, and so are not here.
     """
     results = [run.results for run in runs]
-    methods, rows = group(results), summarise(results)
+    methods = group(results)
     by_title = {run.results["title"]: run for run in reversed(runs)}  # the first seed of each method
     first = [(method, by_title[method.title]) for method in methods]
     worth = clients.worth(results)
@@ -62,14 +62,12 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         data,
         title=title,
         facts=_facts(results, methods),
-        summary=_summary(rows),
-        by_class=class_blocks(results, rows),
-        notes=notes(results),
+        **_scores(results),
         problems=problems,
         worth=worth,
         experts=experts,
         warnings=_warnings(methods),
-        calibration=_calibration(methods, rows),
+        calibration=_calibration(methods, summarise(results)),
         traffic=_traffic(methods),
         configs=_configs(results),
         made_by=_made_by(results),
@@ -117,6 +115,17 @@ def _facts(results: Sequence[RunRecord], methods: Sequence[Method]) -> dict[str,
         "Rounds": _distinct(r["rounds"] for r in results if r["rounds"]) or "none",
         "Weights of a model": _distinct(f"{r['model_weights']:,}" for r in results if "model_weights" in r) or "–",
     }
+
+
+def scores_section(results: Sequence[RunRecord]) -> str:
+    """The tables of scores alone, for a notebook."""
+    text: str = _environment().get_template("scores.html").render(_scores(results))
+    return text
+
+
+def _scores(results: Sequence[RunRecord]) -> dict[str, Any]:
+    rows = summarise(results)
+    return {"summary": _summary(rows), "by_class": class_blocks(results, rows), "notes": notes(results)}
 
 
 def _summary(rows: Sequence[Row]) -> dict[str, Any]:

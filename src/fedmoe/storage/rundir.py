@@ -26,7 +26,8 @@ from fedmoe.storage.metrics import MetricsFile
 
 # Where and how fast a run is computed does not make it another run.
 FREE_TO_CHANGE = (
-    "name", "engine.workers", "engine.retries", "data.folder", "compare", "schedule.checkpoint_every",
+    "name", "engine.workers", "engine.retries", "engine.address", "engine.flower.deadline",
+    "engine.flower.join_seconds", "data.folder", "compare", "schedule.checkpoint_every",
     "recorded.versions", "recorded.run_id",
 )  # fmt: skip
 
@@ -52,6 +53,8 @@ class RunDirectory:
         self.split = path / "split.safetensors"
         self.metrics = path / "metrics.jsonl"
         self.manifest = path / "manifest.json"
+        self.federation = path / "federation.json"  # what `clients.facts` says of it
+        self.delivery = path / "delivery.safetensors"  # where clients were asked something then
         self.results = path / "results.json"
         self.report = path / "report.html"
         self._events = MetricsFile(self.metrics)
