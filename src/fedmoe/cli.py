@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from fedmoe.cli_data import audit_app, data_app
 from fedmoe.cli_deployment import add_commands
-from fedmoe.cli_options import Changes, ConfigPath, Directory, Workers, console, path, read
+from fedmoe.cli_options import Changes, ConfigPath, Directory, Rounds, Workers, console, path, read
 from fedmoe.errors import ConfigError, FedmoeError, RunError, Stopped
 
 if TYPE_CHECKING:
@@ -52,12 +52,17 @@ def options(
 
 @app.command(name="run")
 def run_command(
-    config: ConfigPath, changes: Changes = None, directory: Directory = None, workers: Workers = None
+    config: ConfigPath,
+    changes: Changes = None,
+    directory: Directory = None,
+    rounds: Rounds = None,
+    workers: Workers = None,
 ) -> None:
     """Train and score one algorithm. Running again resumes, or shows the result of a finished run.
 
     Examples:
       fedmoe run configs/digits.toml
+      fedmoe run configs/digits.toml --rounds 200
       fedmoe run configs/digits.toml --set algorithm.name=fine_tuned --set seed=1 --dir runs/mine
     """
     from fedmoe.display.progress import RunProgress
@@ -65,7 +70,7 @@ def run_command(
     from fedmoe.interrupts import stop_on_signals
     from fedmoe.report.runs import read_run
 
-    chosen = read(config, changes, workers)
+    chosen = read(config, changes, workers, rounds)
     home = directory or Path("runs") / chosen.name
     with stop_on_signals() as request, RunProgress(console) as progress:
         for event in run_events(chosen, home, command=_command(), should_stop=request):

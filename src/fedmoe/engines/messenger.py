@@ -27,6 +27,7 @@ from fedmoe.engines.score_replies import read_scores
 from fedmoe.engines.update_checks import UpdateLimits
 from fedmoe.errors import MessageError, RunError
 from fedmoe.evaluation.metrics import Score
+from fedmoe.evaluation.score_message import VALIDATION
 from fedmoe.wire import message
 
 VersionOf = Callable[[ClientId], int]  # the state version that a message names for a client
@@ -105,12 +106,29 @@ class Messenger:
         self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
     ) -> Iterator[list[Score]]:
         """Client by client, of the models before personalisation and, with a `final` version, after it."""
-        reply_to = f"score:{step}"
-        header = {"do": "score", "final": final, "send": True, "reply_to": reply_to}
+        header = {"do": "score", "final": final, "send": True, "reply_to": f"score:{step}"}
+        yield from self._scores(header, delivered, step, version_of, manifest)
+
+    def validation_scores(
+        self, delivered: dict[ClientId, Tree], step: int, version_of: VersionOf, manifest: Manifest
+    ) -> list[Score]:
+        """Of the models before personalisation, on opted-in validation records."""
+        header = {"do": "validate", "reply_to": f"validate:{step}"}
+        return [score for scores in self._scores(header, delivered, step, version_of, manifest) for score in scores]
+
+    def _scores(
+        self,
+        header: Mapping[str, Any],
+        delivered: dict[ClientId, Tree],
+        step: int,
+        version_of: VersionOf,
+        manifest: Manifest,
+    ) -> Iterator[list[Score]]:
         lost = set(delivered)
         for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
             lost -= set(cohort.clients)
-            yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients, self.metrics)
+            scores = read_scores(cohort, header["reply_to"], frame, manifest, step, self.num_clients, self.metrics)
+            yield [score for score in scores if (score.data == VALIDATION) == (header["do"] == "validate")]
         for client in sorted(lost):
             manifest.reject(step, "score", client, str(NO_REPLY.rejection))
 
@@ -127,6 +145,9 @@ class Messenger:
             return {"do": "drop", "states": [[client, *versions[client]] for client in clients]}
 
         self._ask(request, versions)
+
+    def forget(self, version: int, clients: Iterable[ClientId]) -> None:
+        self._ask(lambda _: {"do": "forget", "version": version}, clients)
 
     def missing(self, versions: Mapping[ClientId, int]) -> list[ClientId]:
         """Which of these private states nobody has.

@@ -20,8 +20,9 @@ from fedmoe.engines.state_versions import NONE
 from fedmoe.errors import FedmoeError, MessageError
 from fedmoe.evaluation.metrics import Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
-from fedmoe.evaluation.score_message import score_message
+from fedmoe.evaluation.score_message import VALIDATION, score_message
 from fedmoe.streams import Streams
+from fedmoe.training.inference import clients_of
 
 
 class Worker:
@@ -42,6 +43,8 @@ class Worker:
             "personalize": self.personalize,
             "personalized": self.personalized,
             "score": self.score,
+            "validate": self.validate,
+            "forget": self.forget,
             "drop": self.drop,
             "find_missing": self.find_missing,
         }
@@ -109,6 +112,10 @@ class Worker:
         self.store.drop_superseded({client: (version, before) for client, version, before in header["states"]})
         return wire.pack({"clients": [client for client, *_ in header["states"]]})
 
+    def forget(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
+        self.store.forget_from(header["version"])
+        return wire.pack({"clients": header["clients"]})
+
     def find_missing(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
         wanted = dict(header["states"])
         kinds = ["client"] if self.algorithm.client_type is not Nothing else []
@@ -130,6 +137,25 @@ class Worker:
         if header["send"]:
             raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         return wire.pack({"clients": clients})
+
+    def validate(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        """Scores that may end the rounds: of clients that train, on opted-in validation records alone."""
+        clients = header["clients"]
+        self._require_permission("validation", clients)
+        if not all(map(self._sends_scores, clients)):
+            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
+        received = self._received(self.algorithm.delivery[-1], header, blobs)
+        states = self._client_states(received, header)
+        scored = [self._validation_scores(*one) for one in zip(received, states, clients, strict=True)]
+        reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
+        return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
+
+    def _validation_scores(self, shared: Tree, state: Tree, client: ClientId) -> list[Score]:
+        (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
+        if not len(rows.y):
+            return []
+        figures = score_examples(lambda x: self.algorithm.predict(shared, state, None, x), rows, self.metrics)
+        return [Score(client, False, "before", VALIDATION, *figures)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)

@@ -22,7 +22,7 @@ class Score(NamedTuple):
     client: int
     unseen: bool  # the client never trained with the others
     model: str  # "before" or "after" personalisation
-    data: str  # "own", "global", or "pooled": a sample of all clients' validation examples
+    data: str  # "own", "global", "pooled": a sample of all clients' validation examples; or "validation" on the way
     accuracy: float
     loss: float  # mean negative log-likelihood
     examples: int

@@ -12,7 +12,8 @@ from fedmoe.evaluation.metrics import Score
 from fedmoe.wire import message
 
 MODELS = ("before", "after")
-DATA = ("own", "global", "pooled")
+VALIDATION = "validation"
+DATA = ("own", "global", "pooled", VALIDATION)
 MAX_LOSS = 1e9  # of what is a number at all
 
 

@@ -9,7 +9,13 @@ from fedmoe.report.methods import Method, group, weakest_clients
 
 def notes(results: Sequence[RunRecord]) -> list[str]:
     methods = group(results)
-    return [*_abandoned_rounds(results), *_not_scored(methods), *_server_optimizers(methods), *_weakest(methods)]
+    return [
+        *_abandoned_rounds(results),
+        *_ended_early(results),
+        *_not_scored(methods),
+        *_server_optimizers(methods),
+        *_weakest(methods),
+    ]
 
 
 def _abandoned_rounds(results: Sequence[RunRecord]) -> list[str]:
@@ -23,6 +29,19 @@ def _abandoned_rounds(results: Sequence[RunRecord]) -> list[str]:
                 "so the model did not change in them."
             )
     return found
+
+
+def _ended_early(results: Sequence[RunRecord]) -> list[str]:
+    return [
+        f"{run['title']}, seed {run['seed']}: the rounds ended after {stopped['round']} of {_planned(run)}, since "
+        f"{stopped['reason']}."
+        for run in results
+        if (stopped := run.get("stopped"))
+    ]
+
+
+def _planned(run: RunRecord) -> Any:
+    return (run["config"].get("schedule") or {}).get("rounds", "?")
 
 
 def _not_scored(methods: Sequence[Method]) -> list[str]:

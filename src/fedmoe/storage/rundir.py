@@ -109,6 +109,12 @@ class RunDirectory:
                 )
         return recorded
 
+    def record_rounds(self, rounds: int) -> None:
+        """More of them than the run was begun with."""
+        known = self.read_config()
+        changed = {**known, "schedule": {**known["schedule"], "rounds": rounds}}
+        write_atomically(self.config, tomli_w.dumps(changed).encode())
+
     def read_config(self) -> dict[str, Any]:
         """What `record_config` wrote. Raises FileNotFoundError where no run is."""
         try:
