@@ -96,7 +96,7 @@ def curve_of(method: Method, kind: str, axis: str) -> list[tuple[float, float]]:
     return [
         (fmean(_across(point, axis) for point in points), fmean(point[kind] for point in points))
         for points in shown
-        if all(point.get(kind) is not None for point in points)
+        if all(point[kind] is not None for point in points)
     ]
 
 
