@@ -31,6 +31,7 @@ from fedmoe.evaluation.stopping import require_targets
 from fedmoe.flower_settings import FlowerSettings
 from fedmoe.import_strings import is_import_string, name_of
 from fedmoe.models.settings import MlpModel, ModelConfig
+from fedmoe.models.task import RegressionLoss
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.paths import FilePath, expanded
 from fedmoe.setting_types import Float, Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
@@ -61,7 +62,13 @@ class OptOutConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How clients train: in the rounds, from a fresh start on their own, and when they personalise."""
+    """How clients train: in the rounds, from a fresh start on their own, and when they personalise.
+
+    `loss` is what all of them minimise; default: cross-entropy, or squared errors in a regression.
+    """
+
+    loss: Literal["cross_entropy"] | RegressionLoss | None = None
+    huber_delta: PositiveFloat = 1.0  # where the Huber loss turns from squares to absolute values
 
     federated: LocalTraining = LocalTraining()
     local: LocalTraining = LocalTraining(epochs=100)

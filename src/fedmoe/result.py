@@ -90,6 +90,7 @@ def results_of(
         "name": config.name,
         "algorithm": config.algorithm.name,
         "title": parts.title,
+        "task": parts.federation.task,
         "seed": config.seed,
         "config": config.model_dump(mode="json"),
         "versions": versions(),
@@ -123,6 +124,8 @@ def _of_a_round(record: dict[str, Any]) -> dict[str, Any]:
 def _shown(parts: Parts) -> dict[str, Any]:
     """What a report shows of who holds what. Where not everyone is asked for scores, opted-in records alone count."""
     source, federation = parts.source, parts.federation
+    if federation.target_shape is not None:
+        return {"split_digest": parts.data_digest, "class_counts": [], "class_names": []}
     if source.class_counts is not None and parts.config.evaluation.clients_asked == "all":
         counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(federation.class_names)
     else:

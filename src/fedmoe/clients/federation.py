@@ -1,9 +1,10 @@
 """A federation: who holds what, read by client id, so that cost follows the clients in use and not the population."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ class Federation:
 
     num_clients: int
     num_unseen: int
-    num_classes: int
+    num_classes: int  # 0 in a regression
     input_shape: tuple[int, ...]
     participants: Indices  # training clients that opted in and have an opted-in training record
     global_test: Examples
@@ -74,6 +75,17 @@ class Federation:
     is_elsewhere: bool = False  # the records are on the clients' own machines: `load` shows their form alone
     class_names: tuple[str, ...] = ()  # where classes have names
     table: TableSchema | None = None  # of rows of a table: what turned them into x, and reads new ones
+    # Of one example's numbers in a regression, () for a single one; None for classes.
+    target_shape: tuple[int, ...] | None = None
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        return "classification" if self.target_shape is None else "regression"
+
+    @property
+    def num_outputs(self) -> int:
+        """Of an expert: a score per class, or a number per target."""
+        return self.num_classes if self.target_shape is None else math.prod(self.target_shape)
 
     def __repr__(self) -> str:
         shown = ", ".join(self.class_names[:SHOWN_CLASSES]) + (", …" if len(self.class_names) > SHOWN_CLASSES else "")
@@ -215,4 +227,5 @@ def federation_from_split(
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
         class_names=dataset.class_names,
         side_values=transform.side_values if transform else {},
+        target_shape=None if dataset.num_classes else tuple(dataset.train.y.shape[1:]),
     )

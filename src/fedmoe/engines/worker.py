@@ -33,7 +33,7 @@ class Worker:
     ) -> None:
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
-        self.metrics = parts.metrics
+        self.metrics, self.task = parts.metrics, parts.task
         self.seed = parts.config.seed
         self._open_store = partial(open_store, store, run_id)
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
@@ -154,7 +154,8 @@ class Worker:
         (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
         if not len(rows.y):
             return []
-        figures = score_examples(lambda x: self.algorithm.predict(shared, state, None, x), rows, self.metrics)
+        predict = self.algorithm.predict
+        figures = score_examples(lambda x: predict(shared, state, None, x), rows, self.metrics, self.task)
         return [Score(client, False, "before", VALIDATION, *figures)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
@@ -186,7 +187,9 @@ class Worker:
         return [
             Score(
                 client, unseen, model, data,
-                *score_examples(lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics),  # type: ignore[misc]
+                *score_examples(
+                    lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics, self.task  # type: ignore[misc]
+                ),
             )
             for model, personal in models.items()
             for data, rows in parts.items()

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedmoe.evaluation.summary import RunRecord, worst_decile
+from fedmoe.evaluation.figure_of_merit import figure_of
+from fedmoe.evaluation.summary import RunRecord
 from fedmoe.report.figures import DIGITS, Figure
 from fedmoe.report.methods import ClientScores, Method, client_names, client_scores, group
 
@@ -36,17 +37,15 @@ def names_of_clients(results: Sequence[RunRecord]) -> dict[int, str]:
 
 
 def strips(results: Sequence[RunRecord]) -> Figure | None:
-    words = []
+    words, merit = [], figure_of(results)
     for method in group(results):
         own = [s.own for run in method.runs for s in client_scores(run).values() if s.own is not None]
         if own:
-            tail = worst_decile(np.array(own))
-            words.append(
-                f"{method.title}: {min(own):.1%} to {max(own):.1%}, mean {fmean(own):.1%}, worst decile {tail:.1%}"
-            )
+            found = [merit.with_unit(v) for v in (min(own), max(own), fmean(own), merit.worst_decile(np.array(own)))]
+            words.append("{}: {} to {}, mean {}, worst decile {}".format(method.title, *found))
     caption = (
         "One dot per client, on its own test data. Line: mean; dashed: mean of the worst tenth. A long tail to the "
-        "left is clients that a method fails."
+        f"{'left' if merit.higher_is_better else 'right'} is clients that a method fails."
     )
     return (
         Figure("strips", "Every client", caption, "; ".join(words), "clients", {"chart": "strips"}) if words else None
@@ -58,10 +57,8 @@ def own_global(results: Sequence[RunRecord]) -> Figure | None:
         return None
     caption = "One dot per client and method: what its model is worth at home, and on everyone's data."
     means = [f"{m.title}: {len({c for r in m.runs for c in client_scores(r)})} clients" for m in group(results)]
-    return Figure(
-        "own-global", "Own against global accuracy, client by client", caption, "; ".join(means), "clients",
-        {"chart": "own_global"},
-    )  # fmt: skip
+    title = f"{figure_of(results).name} at home and everywhere, client by client"
+    return Figure("own-global", title, caption, "; ".join(means), "clients", {"chart": "own_global"})
 
 
 class Worth(NamedTuple):
@@ -93,7 +90,7 @@ def worth(results: Sequence[RunRecord]) -> WorthTable:
 def _worth(method: Method, alone: Method | None) -> Worth | None:
     gains: list[tuple[float, str]] = []
     references = {run["seed"]: client_scores(run) for run in alone.runs} if alone else None
-    several = len(method.runs) > 1
+    several, sign = len(method.runs) > 1, 1 if figure_of(method.runs).higher_is_better else -1
     for run in method.runs:
         names = client_names(run)
         for client, scores in client_scores(run).items():
@@ -102,7 +99,7 @@ def _worth(method: Method, alone: Method | None) -> Worth | None:
             )
             if base is not None and scores.own is not None:
                 name = names.get(client, str(client)) + (f" (seed {run['seed']})" if several else "")
-                gains.append((scores.own - base, name))
+                gains.append((sign * (scores.own - base), name))
     if not gains:
         return None
     harmed = sorted((gain, name) for gain, name in gains if gain < 0)

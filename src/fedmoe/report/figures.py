@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report.methods import Method, client_names, group, thin, training_losses
 from fedmoe.report.runs import StoredRun
@@ -45,7 +46,8 @@ class Figure(NamedTuple):
 
 
 def trade_off(results: Sequence[RunRecord]) -> Figure | None:
-    """What each method buys (accuracy on a client's own data) and costs (accuracy on everyone's data)."""
+    """What each method buys (its score on a client's own data) and costs (its score on everyone's data)."""
+    merit = figure_of(results)
     rows = [(place, row) for place, row in enumerate(summarise(results)) if row["own"] and row["global"]]
     if not rows:
         return None
@@ -57,32 +59,37 @@ def trade_off(results: Sequence[RunRecord]) -> Figure | None:
         }
         for place, row in rows
     ]  # fmt: skip
+    up, right = ("Higher", "right") if merit.higher_is_better else ("Lower", "left")
     crosses = " A cross is the 95% interval over seeds." if any(row["seeds"] > 1 for _, row in rows) else ""
     return Figure(
         "trade-off",
         "What each method buys and costs",
-        f"Higher is better for each client at home, further right is better on everyone's data.{crosses}",
-        "; ".join(f"{p['name']}: own {p['y']:.1%}, global {p['x']:.1%}" for p in points),
+        f"{up} is better for each client at home, further {right} is better on everyone's data.{crosses}",
+        "; ".join(f"{p['name']}: own {merit.with_unit(p['y'])}, global {merit.with_unit(p['x'])}" for p in points),
         "points",
-        {"x": "Accuracy on the balanced global test", "y": "Accuracy on clients' own test data", "points": points},
+        {
+            "x": f"{merit.name} on the {'balanced ' * merit.percent}global test",
+            "y": f"{merit.name} on clients' own test data",
+            "points": points,
+        },
     )
 
 
 def learning_curves(results: Sequence[RunRecord]) -> Figure | None:
-    """Accuracy before personalisation, over rounds and over bytes; where runs were evaluated between rounds."""
-    views = []
+    """Scores before personalisation, over rounds and over bytes; where runs were evaluated between rounds."""
+    views, merit = [], figure_of(results)
     for kind, what in CURVES.items():
         for axis, label in AXES.items():
             series = [_series(m, points) for m in group(results) if (points := curve_of(m, kind, axis))]
             if series:
                 how = "rounds" if axis == "round" else "bytes"
-                named = {"label": f"on {what}, over {how}", "x": label, "y": f"Accuracy on {what}"}
-                views.append({**named, "percent": True, "series": series})
+                named = {"label": f"on {what}, over {how}", "x": label, "y": f"{merit.name} on {what}"}
+                views.append({**named, "percent": merit.percent, "series": series})
     return Figure(
         "learning-curves",
-        "Accuracy while training",
+        f"{merit.name} while training",
         "Before personalisation; mean over clients and seeds.",
-        f"Accuracy {views[0]['label']}. {_ends(views[0], percent=True)}",
+        f"{merit.name} {views[0]['label']}. {_ends(views[0])}",
         "lines",
         {"views": views},
     ) if views else None  # fmt: skip
@@ -238,8 +245,8 @@ def _short(value: float) -> float:
     return round(value, DIGITS) if abs(value) < 10 else float(f"{value:.6g}")
 
 
-def _ends(view: Mapping[str, Any], percent: bool = False) -> str:
-    form = ".1%" if percent else ".3g"
+def _ends(view: Mapping[str, Any]) -> str:
+    form = ".1%" if view["percent"] else ".3g"
     ends = (
         f"{one['name']}: from {one['points'][0][1]:{form}} to {one['points'][-1][1]:{form}}" for one in view["series"]
     )

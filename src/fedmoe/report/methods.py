@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import RunRecord, final_model
 
 Row = Mapping[str, Any]  # one method of the summary table, as made by `fedmoe.evaluation.summary`
@@ -25,7 +26,7 @@ class Method(NamedTuple):
 
 
 class ClientScores(NamedTuple):
-    """What one client ends with: accuracy on its own and on everyone's data, and on its own before personalising."""
+    """What one client ends with: its score on its own and on everyone's data, and on its own before personalising."""
 
     own: float | None = None
     everyone: float | None = None
@@ -42,18 +43,18 @@ def group(results: Iterable[RunRecord]) -> list[Method]:
 
 def client_scores(run: RunRecord) -> dict[int, ClientScores]:
     """By client that took part in training: after personalisation where there is any, else before."""
-    last = final_model(run)
+    last, merit = final_model(run), figure_of([run])
     found: dict[int, ClientScores] = defaultdict(ClientScores)
     for score in run["scores"]:
-        client, accuracy = score["client"], float(score["accuracy"])
+        client, value = score["client"], merit.of(score)
         if score["unseen"]:
             continue
         if score["model"] == "before" and last == "after":
             if score["data"] == "own":
-                found[client] = found[client]._replace(before=accuracy)
+                found[client] = found[client]._replace(before=value)
         elif score["data"] in ("own", "global"):
             field = {"own": "own", "global": "everyone"}[score["data"]]
-            found[client] = found[client]._replace(**{field: accuracy})
+            found[client] = found[client]._replace(**{field: value})
     return dict(sorted(found.items()))
 
 
@@ -65,7 +66,7 @@ def final_losses(run: RunRecord, data: str) -> list[float]:
 
 
 def weakest_clients(method: Method, most: int = 3) -> list[tuple[str, float]]:
-    """Names and mean accuracies of the clients that the method serves worst; empty where clients have no names.
+    """Names and mean scores of the clients that the method serves worst; empty where clients have no names.
 
     Numbered clients of a drawn split are left out: client 3 of one seed is not client 3 of another.
     """
@@ -75,7 +76,8 @@ def weakest_clients(method: Method, most: int = 3) -> list[tuple[str, float]]:
         for client, scores in client_scores(run).items():
             if client in names and scores.own is not None:
                 found[names[client]].append(scores.own)
-    return sorted(((name, fmean(values)) for name, values in found.items()), key=lambda pair: pair[1])[:most]
+    means = [(name, fmean(values)) for name, values in found.items()]
+    return sorted(means, key=lambda pair: pair[1], reverse=not figure_of(method.runs).higher_is_better)[:most]
 
 
 def client_names(run: RunRecord) -> dict[int, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import RunRecord
 from fedmoe.report.methods import Method, group, weakest_clients
 
@@ -77,9 +78,11 @@ def _describe(optimizer: dict[str, Any] | None) -> str:
 
 
 def _weakest(methods: Sequence[Method]) -> list[str]:
-    shown = [(method.title, weakest_clients(method)) for method in methods]
-    return [
-        f"Lowest on own data, {title}: " + ", ".join(f"{name} {100 * accuracy:.1f}" for name, accuracy in clients) + "."
-        for title, clients in shown
-        if clients
-    ]
+    found = []
+    for method in methods:
+        if clients := weakest_clients(method):
+            figure = figure_of(method.runs)
+            worst = "Lowest" if figure.higher_is_better else f"Highest {figure.name}"
+            each = ", ".join(f"{name} {figure.text(score)}" for name, score in clients)
+            found.append(f"{worst} on own data, {method.title}: {each}.")
+    return found

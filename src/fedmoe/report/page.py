@@ -13,11 +13,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, interval, summarise
 from fedmoe.report import clients, figures
 from fedmoe.report.figures import Figure
-from fedmoe.report.markdown import class_blocks, metric_text, percent
+from fedmoe.report.markdown import class_blocks, figure_text, metric_text
 from fedmoe.report.methods import Method, Row, final_losses, group, rejected_updates
 from fedmoe.report.notes import notes
 from fedmoe.report.runs import StoredRun
@@ -50,7 +51,9 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
     }
     experts = [figure for method, run in first for figure in figures.expert_figures(method, run)]
     drawn = [figure for figure in (*shown.values(), *experts) if figure]
+    merit = figure_of(results)
     data = {
+        "merit": {"name": merit.name, "percent": merit.percent, "higher": merit.higher_is_better},
         "methods": [method.title for method in methods],
         "seeds": list(dict.fromkeys(result["seed"] for result in results)),
         "clients": clients.client_table(results),
@@ -95,7 +98,7 @@ def _environment() -> Environment:
         loader=PackageLoader("fedmoe.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"percent": percent, "metric_text": metric_text, "bytes": in_bytes}
+    environment.filters |= {"figure_text": figure_text, "metric_text": metric_text, "bytes": in_bytes}
     return environment
 
 
@@ -125,22 +128,29 @@ def scores_section(results: Sequence[RunRecord]) -> str:
 
 def _scores(results: Sequence[RunRecord]) -> dict[str, Any]:
     rows = summarise(results)
-    return {"summary": _summary(rows), "by_class": class_blocks(results, rows), "notes": notes(results)}
+    return {
+        "merit": figure_of(results),
+        "summary": _summary(results, rows),
+        "by_class": class_blocks(results, rows),
+        "notes": notes(results),
+    }
 
 
-def _summary(rows: Sequence[Row]) -> dict[str, Any]:
+def _summary(results: Sequence[RunRecord], rows: Sequence[Row]) -> dict[str, Any]:
     parts = {part: name for part, name in PARTS.items() if any(row[part] for row in rows)}
     return {
         "rows": rows,
         "parts": parts,
         "metrics": {name: title_of(name) for row in rows for name in row["metrics"]},
-        "best": {part: max(row[part]["mean"] for row in rows if row[part]) for part in parts},
+        "best": {part: figure_of(results).best([row[part]["mean"] for row in rows if row[part]]) for part in parts},
         "seeds": max((row["seeds"] for row in rows), default=0),
     }
 
 
 def _calibration(methods: Sequence[Method], rows: Sequence[Row]) -> dict[str, Any]:
     """Log loss is always measured; the others where `evaluation.metrics` names them."""
+    if not figure_of([run for method in methods for run in method.runs]).percent:
+        return {"lines": []}  # a regression predicts no probabilities
     losses = [[_mean_loss(method, data) for data in ("own", "global")] for method in methods]
     named = {name: title for name, title in CALIBRATION.items() if any(row["metrics"].get(name) for row in rows)}
     lines = [

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.metric_catalog import class_in, title_of
 from fedmoe.evaluation.summary import RunRecord, final_model, summarise
-from fedmoe.report.markdown import class_blocks, metric_text, percent, score_text
+from fedmoe.report.markdown import class_blocks, figure_text, metric_text, score_text
 from fedmoe.report.methods import client_names
 from fedmoe.report.notes import notes
 
@@ -31,11 +32,14 @@ def align(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def headline(run: RunRecord) -> str:
-    """One line: the method, how many clients and rounds, own and global accuracy."""
+    """One line: the method, how many clients and rounds, own and global accuracy or error."""
+    figure = figure_of([run])
     clients = {score["client"] for score in run["scores"] if not score["unseen"]}
     (row,) = summarise([run])
     scores = [
-        f"{name} {score_text(row[part])} %" for part, name in (("own", "own data"), ("global", "global")) if row[part]
+        f"{name} {score_text(row[part], figure)} {'%' if figure.percent else figure.name}"
+        for part, name in (("own", "own data"), ("global", "global"))
+        if row[part]
     ]
     facts = [f"seed {run['seed']}", f"{run['rounds']} rounds", f"{len(clients)} clients scored", *scores]
     return f"{run['title']}: {', '.join(facts)}"
@@ -43,11 +47,11 @@ def headline(run: RunRecord) -> str:
 
 def summary_text(results: Sequence[RunRecord]) -> str:
     """The scores of each method, before → after personalisation; recall by class where it was measured; notes."""
-    rows = summarise(results)
+    rows, figure = summarise(results), figure_of(results)
     parts = [part for part in ("own", "global", "unseen", "pooled") if any(row[part] for row in rows)]
     metrics = list({name: None for row in rows for name in row["metrics"]})
     head = [
-        "accuracy in %",
+        figure.heading,
         *("own data" if part == "own" else part for part in parts),
         "worst 10%",
         *map(title_of, metrics),
@@ -55,8 +59,8 @@ def summary_text(results: Sequence[RunRecord]) -> str:
     cells = [
         [
             row["title"],
-            *(score_text(row[part]) for part in parts),
-            percent(row["own"], "worst_decile"),
+            *(score_text(row[part], figure) for part in parts),
+            figure_text(row["own"], "worst_decile", figure),
             *(metric_text(row["metrics"].get(name)) for name in metrics),
         ]
         for row in rows
@@ -72,21 +76,24 @@ def clients_text(run: RunRecord) -> str:
     rows = client_rows(run)
     if not rows:
         return "No client was asked for its scores."
-    shown = rows if len(rows) <= SHOWN_CLIENTS else sorted(rows, key=lambda row: row["accuracy"])[:SHOWN_CLIENTS]
-    names = [name for name in shown[0] if name not in ("client", "unseen", "examples", "accuracy", "loss")]
+    figure = figure_of([run])
+    worst = sorted(rows, key=lambda row: row[figure.key], reverse=not figure.higher_is_better)
+    shown = rows if len(rows) <= SHOWN_CLIENTS else worst[:SHOWN_CLIENTS]
+    names = [name for name in shown[0] if name not in ("client", "unseen", "examples", figure.key, "loss")]
     if len(run.get("class_names") or ()) > SHOWN_CLASSES:
         names = [name for name in names if name in run["scores"][0]["metrics"]]  # those of one class have other names
-    head = ["client", "rows", "accuracy", "loss", *names]
+    head = ["client", "rows", figure.key, "loss", *names]
     cells = [
         [
             row["client"] + (" (unseen)" if row["unseen"] else ""),
             str(row["examples"]),
-            f"{100 * row['accuracy']:.1f}",
+            figure.text(row[figure.key]),
             *(_number(row[name]) for name in ("loss", *names)),
         ]
         for row in shown
     ]
-    more = "" if len(shown) == len(rows) else f"\nThe {len(shown)} with the lowest accuracy of {len(rows)}."
+    lowest = "lowest" if figure.higher_is_better else "highest"
+    more = "" if len(shown) == len(rows) else f"\nThe {len(shown)} with the {lowest} {figure.key} of {len(rows)}."
     return align(head, cells) + more
 
 
@@ -98,7 +105,7 @@ def client_rows(run: RunRecord) -> list[dict[str, Any]]:
             "client": names.get(score["client"], str(score["client"])),
             "unseen": score["unseen"],
             "examples": score["examples"],
-            "accuracy": score["accuracy"],
+            **({"accuracy": score["accuracy"]} if "accuracy" in score else {}),
             "loss": score["loss"],
             **_named(score.get("metrics", {}), run.get("class_names") or ()),
         }

@@ -8,8 +8,10 @@
 
   const colour = (place) => `var(--s${place % 8})`;
   const dash = (place) => DASHES[place % DASHES.length];
+  const merit = data.merit ?? { name: "Accuracy", percent: true, higher: true }; // what methods are compared by
   const percent = (value) => `${+(100 * value).toFixed(1)}%`;
   const plain = (value) => (Math.abs(value) >= 1e4 ? value.toLocaleString("en") : String(+value.toPrecision(4)));
+  const score = merit.percent ? percent : plain;
   const clientName = (client) => data.names?.[client] ?? `client ${client}`;
   const bytes = (count) => {
     const power = Math.min(4, Math.floor(Math.log10(Math.max(count, 1)) / 3));
@@ -26,19 +28,19 @@
 
   function points(spec) {
     const shown = spec.points.filter((point) => !state.hidden.has(point.place));
-    const within = (value) => Math.min(1, Math.max(0, value)); // as far as an accuracy can go
+    const within = (value) => Math.min(merit.percent ? 1 : Infinity, Math.max(0, value)); // as far as a score can go
     const x = (p, side) => within(p.x + side * p.x_half), y = (p, side) => within(p.y + side * p.y_half);
     const cross = { stroke: (p) => colour(p.place), strokeWidth: 1.5, strokeOpacity: 0.6, clip: true };
     return {
       zooms: "xy",
-      x: { label: spec.x, tickFormat: percent, grid: true, inset: 24 },
-      y: { label: spec.y, tickFormat: percent, grid: true, inset: 24 },
+      x: { label: spec.x, tickFormat: score, grid: true, inset: 24 },
+      y: { label: spec.y, tickFormat: score, grid: true, inset: 24 },
       height: 380,
       marks: [
         Plot.link(shown, { x1: (p) => x(p, -1), x2: (p) => x(p, 1), y1: "y", y2: "y", ...cross }),
         Plot.link(shown, { x1: "x", x2: "x", y1: (p) => y(p, -1), y2: (p) => y(p, 1), ...cross }),
         Plot.dot(shown, { x: "x", y: "y", r: 6, fill: (p) => colour(p.place), clip: true }),
-        tip(shown, "x", "y", (p) => `${p.name}\nown ${percent(p.y)}\nglobal ${percent(p.x)}`),
+        tip(shown, "x", "y", (p) => `${p.name}\nown ${score(p.y)}\nglobal ${score(p.x)}`),
       ],
       labels: shown,
     };
@@ -113,7 +115,7 @@
   const clientCharts = {
     own_global(rows) {
       return scattered(rows.filter((row) => row.own !== null && row.everyone !== null), "everyone", "own", {
-        x: "Accuracy on the balanced global test", y: "Accuracy on the client's own test data",
+        x: `${merit.name} on the global test`, y: `${merit.name} on the client's own test data`,
       });
     },
 
@@ -122,11 +124,11 @@
       const base = (row) => (spec.alone === null ? row.before : alone.get(row.client));
       const shown = rows
         .filter((row) => row.place !== spec.alone && row.own !== null && base(row) != null)
-        .map((row) => ({ ...row, base: base(row), harmed: row.own < base(row) }));
+        .map((row) => ({ ...row, base: base(row), harmed: merit.higher ? row.own < base(row) : row.own > base(row) }));
       const ends = shown.flatMap((row) => [row.base, row.own]);
       const corners = [[Math.min(...ends), Math.min(...ends)], [Math.max(...ends), Math.max(...ends)]];
       const reference = spec.alone === null ? "before personalisation" : "training alone";
-      return scattered(shown, "base", "own", { x: `Accuracy of ${reference}`, y: "Accuracy of the method" },
+      return scattered(shown, "base", "own", { x: `${merit.name} of ${reference}`, y: `${merit.name} of the method` },
         [Plot.line(corners, { stroke: "var(--soft)", strokeDasharray: "3 3", clip: true })]);
     },
 
@@ -140,7 +142,7 @@
       const marks = places.flatMap((place) => strip(shown.filter((row) => row.place === place), column, r, tall));
       return {
         zooms: "x",
-        x: { label: "Accuracy on the client's own test data", tickFormat: percent, grid: true, inset: 8 },
+        x: { label: `${merit.name} on the client's own test data`, tickFormat: score, grid: true, inset: 8 },
         y: { axis: null, domain: [-tall / 2, tall / 2] },
         fy: { axis: null, domain: places, padding: 0.1 },
         marginLeft: 12, marginTop: 8, height: 50 + (tall + 8) * places.length,
@@ -162,12 +164,12 @@
       stack.forEach((row, i) => Object.assign(row, { x: key * column, y: gap * (i - (stack.length - 1) / 2) - 8 }));
     }
     const { place } = rows[0];
-    const sorted = rows.map((row) => row.own).sort((a, b) => a - b);
+    const sorted = rows.map((row) => row.own).sort((a, b) => (merit.higher ? a - b : b - a));
     const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
     const worst = mean(sorted.slice(0, Math.max(1, Math.floor(sorted.length / 10))));
     const rule = { fy: () => place, y1: -tall / 2, y2: tall / 2 - 16, stroke: "var(--ink)", clip: true };
     const seed = data.seeds.length > 1 ? `, seed ${state.seed}` : "";
-    const words = `${data.methods[place]}${seed}: mean ${percent(mean(sorted))}, worst tenth ${percent(worst)}`;
+    const words = `${data.methods[place]}${seed}: mean ${score(mean(sorted))}, worst tenth ${score(worst)}`;
     return [
       Plot.dot(rows, { x: "x", y: "y", fy: "place", r, fill: colour(place), clip: true }),
       Plot.ruleX([mean(sorted)], { ...rule, strokeWidth: 2 }),
@@ -183,8 +185,8 @@
     return {
       zooms: "xy",
       legend: data.methods.map((name, place) => ({ name, place, dots: true })).filter((one) => rows.some((row) => row.place === one.place)),
-      x: { label: names.x, tickFormat: percent, grid: true, inset: 8 },
-      y: { label: names.y, tickFormat: percent, grid: true, inset: 8 },
+      x: { label: names.x, tickFormat: score, grid: true, inset: 8 },
+      y: { label: names.y, tickFormat: score, grid: true, inset: 8 },
       height: 380,
       marks: [
         ...under,
@@ -204,7 +206,7 @@
 
   function describe(row) {
     const facts = [["own", row.own], ["own, before personalising", row.before], ["own, reference", row.base], ["global", row.everyone]];
-    const known = facts.filter(([, value]) => value != null).map(([name, value]) => `${name} ${percent(value)}`);
+    const known = facts.filter(([, value]) => value != null).map(([name, value]) => `${name} ${score(value)}`);
     return [clientName(row.client), data.methods[row.place], ...known].join("\n");
   }
 
@@ -409,7 +411,7 @@
     if (!home) return;
     const rows = rowsOfSeed().filter((row) => row.client === state.client);
     if (!rows.length) { home.replaceChildren(); return; }
-    const cell = (value) => element("td", { textContent: value == null ? "–" : percent(value) });
+    const cell = (value) => element("td", { textContent: value == null ? "–" : score(value) });
     const line = (row) =>
       element("tr", {}, element("th", { scope: "row" }, element("i", { className: `swatch s${row.place % 8}` }), data.methods[row.place]),
         cell(row.before), cell(row.own), cell(row.everyone));
