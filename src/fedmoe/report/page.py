@@ -123,7 +123,7 @@ def _facts(results: Sequence[RunRecord], methods: Sequence[Method]) -> dict[str,
 def scores_section(results: Sequence[RunRecord]) -> str:
     """The tables of scores alone, for a notebook."""
     text: str = _environment().get_template("scores.html").render(_scores(results))
-    return text
+    return f"<div>{text}</div>"
 
 
 def _scores(results: Sequence[RunRecord]) -> dict[str, Any]:
