@@ -19,6 +19,7 @@ from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.session import Session
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.evaluation.reliability import reliability_of
 from fedmoe.report.page import scores_section
 from fedmoe.report.text import client_rows, clients_text, headline, summary_text
 
@@ -98,6 +99,8 @@ def results_of(
         "backend": parts.backend,
         "model_weights": parts.expert.num_weights,
         "scores": [score.as_dict() for score in scores],
+        "answers": _answers(session.algorithm),
+        "reliability": reliability_of(scores),
         "history": [_of_a_round(record) for record in history if record["phase"] == "round"],
         "assignment": next((known for e in reversed(history) if (known := e["experts"].get("assignment"))), None),
         "warnings": [f"round {record['round']}: {words}" for record in history for words in record["warnings"]],
@@ -113,6 +116,12 @@ def results_of(
             "intermediate_evaluation": session.evaluation_manifest.for_checkpoint(),
         },
     }
+
+
+def _answers(algorithm: Algorithm) -> dict[str, Any]:
+    """How to read the scores of an algorithm that answers in several ways."""
+    candidates = [name for name, answer in algorithm.scored_answers.items() if answer.is_candidate]
+    return {"headline": algorithm.headline, "candidates": candidates}
 
 
 def _of_a_round(record: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ MOST_NAMED = 12
 def client_table(results: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """The scores of every client, by method and seed, in columns: the page holds them once for all of its figures."""
     table = []
-    for method in group(results):
+    for method in group(results, every_answer=True):
         for run in method.runs:
             scores = client_scores(run)
             columns = {
@@ -38,7 +38,7 @@ def names_of_clients(results: Sequence[RunRecord]) -> dict[int, str]:
 
 def strips(results: Sequence[RunRecord]) -> Figure | None:
     words, merit = [], figure_of(results)
-    for method in group(results):
+    for method in group(results, every_answer=True):
         own = [s.own for run in method.runs for s in client_scores(run).values() if s.own is not None]
         if own:
             found = [merit.with_unit(v) for v in (min(own), max(own), fmean(own), merit.worst_decile(np.array(own)))]
@@ -56,9 +56,12 @@ def own_global(results: Sequence[RunRecord]) -> Figure | None:
     if not any(s.own is not None and s.everyone is not None for r in results for s in client_scores(r).values()):
         return None
     caption = "One dot per client and method: what its model is worth at home, and on everyone's data."
-    means = [f"{m.title}: {len({c for r in m.runs for c in client_scores(r)})} clients" for m in group(results)]
+    means = [
+        f"{m.title}: {len({c for r in m.runs for c in client_scores(r)})} clients"
+        for m in group(results, every_answer=True)
+    ]
     title = f"{figure_of(results).name} at home and everywhere, client by client"
-    return Figure("own-global", title, caption, "; ".join(means), "clients", {"chart": "own_global"})
+    return Figure("own-global", title, caption, "; ".join(counts), "clients", {"chart": "own_global"})
 
 
 class Worth(NamedTuple):
@@ -80,7 +83,7 @@ class WorthTable(NamedTuple):
 
 
 def worth(results: Sequence[RunRecord]) -> WorthTable:
-    methods = group(results)
+    methods = group(results, every_answer=True)
     alone = next((method for method in methods if method.runs[0]["algorithm"] == ALONE), None)
     reference = "training alone" if alone else "the shared model before personalisation"
     rows = [found for method in methods if method is not alone and (found := _worth(method, alone))]

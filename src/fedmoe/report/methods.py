@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from fedmoe.evaluation.answers import RunRecord, by_answer, with_headline
 from fedmoe.evaluation.figure_of_merit import figure_of
-from fedmoe.evaluation.summary import RunRecord, final_model
+from fedmoe.evaluation.summary import final_model
 
 Row = Mapping[str, Any]  # one method of the summary table, as made by `fedmoe.evaluation.summary`
 T = TypeVar("T")
@@ -33,10 +34,10 @@ class ClientScores(NamedTuple):
     before: float | None = None
 
 
-def group(results: Iterable[RunRecord]) -> list[Method]:
-    """In the order in which methods first appear."""
+def group(results: Iterable[RunRecord], *, every_answer: bool = False) -> list[Method]:
+    """In the order in which methods first appear, with the scores of their headlines; or each answer as a method."""
     runs: dict[str, list[RunRecord]] = defaultdict(list)
-    for result in results:
+    for result in by_answer(results) if every_answer else map(with_headline, results):
         runs[result["title"]].append(result)
     return [Method(place, title, tuple(found)) for place, (title, found) in enumerate(runs.items())]
 

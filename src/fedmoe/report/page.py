@@ -15,15 +15,15 @@ from markupsafe import Markup
 
 from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.metric_catalog import title_of
-from fedmoe.evaluation.summary import RunRecord, interval, summarise
-from fedmoe.report import clients, figures
+from fedmoe.evaluation.summary import RunRecord, summarise
+from fedmoe.report import calibration, clients, figures
+from fedmoe.report.choices import choice_sections
 from fedmoe.report.figures import Figure
 from fedmoe.report.markdown import class_blocks, figure_text, metric_text
-from fedmoe.report.methods import Method, Row, final_losses, group, rejected_updates
+from fedmoe.report.methods import Method, Row, group, rejected_updates
 from fedmoe.report.notes import notes
 from fedmoe.report.runs import StoredRun
 
-CALIBRATION = {"ece": "ECE, own", "brier": "Brier, own"}
 PARTS = {"own": "Own data", "global": "Global test", "unseen": "Unseen clients", "pooled": "New client, pooled data"}
 
 
@@ -47,6 +47,7 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         "learning_curves": figures.learning_curves(results),
         "training_loss": figures.training_loss(results),
         "split": figures.split_map(counted) if counted else None,
+        "reliability": calibration.reliability(results),
         "bytes_sent": figures.bytes_sent(first),
     }
     experts = [figure for method, run in first for figure in figures.expert_figures(method, run)]
@@ -54,7 +55,7 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
     merit = figure_of(results)
     data = {
         "merit": {"name": merit.name, "percent": merit.percent, "higher": merit.higher_is_better},
-        "methods": [method.title for method in methods],
+        "methods": [method.title for method in group(results, every_answer=True)],
         "seeds": list(dict.fromkeys(result["seed"] for result in results)),
         "clients": clients.client_table(results),
         "names": clients.names_of_clients(results),
@@ -70,7 +71,8 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         worth=worth,
         experts=experts,
         warnings=_warnings(methods),
-        calibration=_calibration(methods, summarise(results)),
+        calibration=calibration.calibration_table(results),
+        choices=choice_sections(results),
         traffic=_traffic(methods),
         configs=_configs(results),
         made_by=_made_by(results),
@@ -145,25 +147,6 @@ def _summary(results: Sequence[RunRecord], rows: Sequence[Row]) -> dict[str, Any
         "best": {part: figure_of(results).best([row[part]["mean"] for row in rows if row[part]]) for part in parts},
         "seeds": max((row["seeds"] for row in rows), default=0),
     }
-
-
-def _calibration(methods: Sequence[Method], rows: Sequence[Row]) -> dict[str, Any]:
-    """Log loss is always measured; the others where `evaluation.metrics` names them."""
-    if not figure_of([run for method in methods for run in method.runs]).percent:
-        return {"lines": []}  # a regression predicts no probabilities
-    losses = [[_mean_loss(method, data) for data in ("own", "global")] for method in methods]
-    named = {name: title for name, title in CALIBRATION.items() if any(row["metrics"].get(name) for row in rows)}
-    lines = [
-        (row["title"], [metric_text(cell) for cell in (*loss, *(row["metrics"].get(name) for name in named))])
-        for row, loss in zip(rows, losses, strict=True)
-    ]
-    return {"columns": ["Log loss, own", "Log loss, global", *named.values()], "lines": lines}
-
-
-def _mean_loss(method: Method, data: str) -> Row | None:
-    """Of final models, mean over clients, then over seeds."""
-    means = [fmean(found) for run in method.runs if (found := final_losses(run, data))]
-    return {"mean": fmean(means), "interval": interval(means)} if means else None
 
 
 def _warnings(methods: Sequence[Method]) -> list[str]:

@@ -54,10 +54,11 @@
     return {
       zooms: "xy",
       legend: series,
-      x: { label: view.x, grid: true },
+      x: { label: view.x, grid: true, tickFormat: view.diagonal ? percent : undefined },
       y: { label: view.y, tickFormat: format, grid: true, zero: view.zero, nice: true },
-      height: 320,
+      height: view.diagonal ? 380 : 320,
       marks: [
+        ...(view.diagonal ? [Plot.line([[0, 0], [1, 1]], { stroke: "var(--soft)", strokeDasharray: "1 4", clip: true })] : []),
         ...series.map((one) =>
           Plot.line(one.points, {
             x: (p) => p[0], y: (p) => p[1], stroke: colour(one.place), strokeWidth: 2, strokeDasharray: dash(one.place),
