@@ -56,7 +56,7 @@ def own_global(results: Sequence[RunRecord]) -> Figure | None:
     if not any(s.own is not None and s.everyone is not None for r in results for s in client_scores(r).values()):
         return None
     caption = "One dot per client and method: what its model is worth at home, and on everyone's data."
-    means = [
+    counts = [
         f"{m.title}: {len({c for r in m.runs for c in client_scores(r)})} clients"
         for m in group(results, every_answer=True)
     ]
