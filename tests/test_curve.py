@@ -95,7 +95,8 @@ def test_an_evaluation_after_a_replayed_round_does_not_see_private_states_of_a_l
     """The process died after round 3, before its first checkpoint: clients hold states that were never to be."""
     chosen = config("lg_fedavg", 1, checkpoint_every=4)
     expected = run(chosen, tmp_path / "whole").data["curve"]
-    events = run_events(chosen, tmp_path / "parts", federation=tiny_federation(), expert=make_expert, gate=make_gate)
+    own = {"federation": tiny_federation(), "expert": make_expert, "gate": make_gate}
+    events = run_events(chosen, tmp_path / "parts", **own, common_expert=make_common_expert())
     for event in events:
         if getattr(event, "round", 0) == 3:
             break
