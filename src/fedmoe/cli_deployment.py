@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmoe.cli_options import console, path
+from fedmoe.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmoe.result import Result
@@ -81,6 +82,33 @@ def export_command(
         console.print(f"Probabilities agree with the run's own model on {made.checked_on}.", highlight=False)
 
 
+def serve_command(
+    run: RunFolder,
+    client: Client,
+    port: Annotated[int, typer.Option(help="Of this machine; 0: any that is free.", min=0, max=65535)] = 8000,
+    expert: Expert = None,
+    gate: Gate = None,
+    algorithm: Algorithm = None,
+) -> None:
+    """Answer rows over HTTP with a client's model, for programs on this machine alone. Ctrl-C ends it.
+
+    POST /predict takes {"rows": [...]}; GET / tells what the model is. Needs `pip install 'fedmoe[serve]'`.
+
+    Example: fedmoe serve runs/wards --client north --port 8000
+    """
+    try:
+        from fedmoe.deployment.serving import app_of, listen, serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed. Install it with: pip install 'fedmoe[serve]'.") from error
+
+    result = open_run(run, expert, gate, algorithm)
+    model = result.personal_model(client)
+    listener = listen(port)
+    where = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    console.print(f"{model.facts.client} answers at {where}; Ctrl-C ends it.", highlight=False, markup=False)
+    serve(app_of(result, model), listener)
+
+
 def open_run(run: Path, expert: str | None, gate: str | None, algorithm: str | None) -> "Result":
     """A finished run; parts of the user's own by import strings."""
     from fedmoe import import_strings
@@ -94,3 +122,4 @@ def open_run(run: Path, expert: str | None, gate: str | None, algorithm: str | N
 def add_commands(app: typer.Typer) -> None:
     app.command(name="predict")(predict_command)
     app.command(name="export")(export_command)
+    app.command(name="serve")(serve_command)

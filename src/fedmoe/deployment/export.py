@@ -97,6 +97,7 @@ def _onnx_session(path: Path) -> Run:
         raise Untraceable("onnxruntime is not installed: pip install 'fedmoe[export]'") from error
     options = runtime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = 1
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda rows: torch.from_numpy(np.asarray(session.run(None, {"x": rows.numpy()})[0]))
 
