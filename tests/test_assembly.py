@@ -5,6 +5,7 @@ from torch import nn
 
 from fedmoe import assembly, federations
 from fedmoe.algorithms.catalog import CATALOG
+from fedmoe.clients.facts import unlabelled_new_clients
 from fedmoe.clients.opt_out import OptOut
 from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.config import parse_config
@@ -46,6 +47,12 @@ def own(shape=(4,), classes=3):
     return federation_from_clients({"a": (x, torch.arange(10) % classes), "b": (x, torch.arange(10) % classes)})
 
 
+def algorithm_of(chosen, federation, networks):
+    new_clients = unlabelled_new_clients(federation)
+    setup = assembly.build_setup(chosen, federation, new_clients, networks, "sequential")
+    return assembly.build_algorithm(chosen, setup)
+
+
 def test_a_config_makes_the_federation_it_describes(dataset):
     federation, split, *_ = build_federation(config(seed=3))
     assert split is not None
@@ -74,7 +81,7 @@ def test_the_algorithm_is_given_how_many_values_side_information_has(monkeypatch
     spied = entry._replace(factory=lambda options, setup: setups.append(setup) or entry.factory(options, setup))
     monkeypatch.setitem(CATALOG, "fedavg", spied)
     networks = assembly.build_networks(model(), federation, None, None)
-    assembly.build_algorithm(config(algorithm={"name": "fedavg"}), federation, networks, "sequential")
+    algorithm_of(config(algorithm={"name": "fedavg"}), federation, networks)
     assert setups[0].side_values == {"site": 2}
 
 
@@ -85,9 +92,9 @@ def test_only_images_can_be_cropped_and_mirrored(stage):
     networks = assembly.build_networks(model(), federation, None, None)
     message = rf"training\.{stage}\.augment='crop_flip' changes images .* shape \(4,\)\. Leave it away"
     with pytest.raises(ConfigError, match=message):
-        assembly.build_algorithm(chosen, federation, networks, "sequential")
+        algorithm_of(chosen, federation, networks)
     images = own((1, 8, 8))
-    assembly.build_algorithm(chosen, images, assembly.build_networks(model(), images, None, None), "sequential")
+    algorithm_of(chosen, images, assembly.build_networks(model(), images, None, None))
 
 
 def test_opt_out_goes_by_client_rule_chance_and_mask(dataset, tmp_path):
@@ -169,10 +176,10 @@ class TestNetworks:
 def test_the_algorithm_gets_the_plans_and_the_sample_of_the_config():
     networks = assembly.build_networks(model(), own(), None, None)
     chosen = config(algorithm={"name": "fedavg", "validate_every": 3}, schedule={"clients_per_round": 2})
-    algorithm = assembly.build_algorithm(chosen, own(), networks, "sequential")
+    algorithm = algorithm_of(chosen, own(), networks)
     pool, rng = np.arange(4), np.random.default_rng(0)
     assert algorithm.validation.every == 3 and len(algorithm.sample(None, 1, pool, rng)) == 2
-    everyone = assembly.build_algorithm(config(schedule={"clients_per_round": "all"}), own(), networks, "sequential")
+    everyone = algorithm_of(config(schedule={"clients_per_round": "all"}), own(), networks)
     assert len(everyone.sample(None, 1, pool, rng)) == 4
 
 

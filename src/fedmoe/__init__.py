@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedmoe.clients.own_data import federation_from_clients
     from fedmoe.clients.own_table import federation_from_table
     from fedmoe.data.dataset import Dataset, Table
+    from fedmoe.loading import load
     from fedmoe.partition.split import Shards, Split
     from fedmoe.result import Result
 
@@ -36,6 +37,7 @@ __all__ = [
     "build",
     "federation_from_clients",
     "federation_from_table",
+    "load",
     "run",
 ]
 
@@ -51,6 +53,7 @@ _HOMES = {
     "build": "fedmoe.api",
     "federation_from_clients": "fedmoe.clients.own_data",
     "federation_from_table": "fedmoe.clients.own_table",
+    "load": "fedmoe.loading",
     "run": "fedmoe.api",
 }
 
@@ -60,6 +63,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("fedmoe")
+    if name == "models":  # fedmoe.models.to_group_norm, without an import of its own
+        return importlib.import_module("fedmoe.models")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedmoe' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)

@@ -69,6 +69,11 @@ def _parsed(
     if isinstance(config, str | Path):
         config = read_config(expanded(config), algorithm=algorithm)
     elif not isinstance(config, ExperimentConfig):
+        if not isinstance(config, Mapping):
+            raise ConfigError(
+                f"config= is {'None' if config is None else f'a {type(config).__name__}'}. Give the path of a TOML "
+                "file, its content as a dict ({} for the defaults), or a parsed config."
+            )
         config = parse_config(config, algorithm)
     elif algorithm is not None:
         config = with_algorithm(config, algorithm)

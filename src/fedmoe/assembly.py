@@ -3,22 +3,25 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
+from fedmoe.clients.facts import FederationFacts, federation_without_data, unlabelled_new_clients
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.config import ExperimentConfig, with_algorithm
-from fedmoe.core_types import ClientId
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metrics import Metric, load_metrics
+from fedmoe.evaluation.personal_model import ModelFacts, PersonalModel, Predictor
 from fedmoe.federations import BuiltFederation, build_federation
 from fedmoe.models.catalog import build_model
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
+from fedmoe.training.class_weights import balanced_weights, explicit_weights
 from fedmoe.training.fallbacks import fallback_note
 from fedmoe.training.local import LocalTrainer
 
@@ -35,6 +38,7 @@ class Parts:
     title: str  # what tables call the algorithm
     cohort_size: int | Callable[[int], int]  # how many clients are computed together, of how many that take part
     source: BuiltFederation
+    setup: AlgorithmSetup  # what the algorithm was made with
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
 
@@ -49,6 +53,24 @@ class Parts:
         """What a run folder records of the data: of opted-in records alone, where not everyone is asked for scores."""
         of_all = self.config.evaluation.clients_asked == "all" or not self.federation.opted_in_digest
         return self.federation.digest if of_all else self.federation.opted_in_digest
+
+    def personal_model(self, states: Mapping[str, Tree | None], client: ClientId) -> PersonalModel:
+        """Of what a client ended with: its broadcast, client state and personal state."""
+        facts = ModelFacts(
+            self.federation.name_of(client), self.title, self.setup.input_shape, self.class_names,
+            self.federation.input_dtype,
+        )  # fmt: skip
+        return PersonalModel(self.predictor(), states, facts)
+
+    def predictor(self) -> Predictor:
+        """The algorithm over networks of its own that PyTorch computes, whichever backend the run trains with."""
+        expert, gate = self.expert.plain_copy(), self.gate.plain_copy()
+        setup = self.setup._replace(expert=expert, gate=gate)
+        return Predictor(self.config.algorithm.entry.factory(self.config.algorithm.options(), setup), (expert, gate))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.federation.class_names or tuple(map(str, range(self.federation.num_classes)))
 
     def fallback_notes(self) -> list[str]:
         """What of the local training is not whole epochs in the native kernels, and why; trains one client briefly."""
@@ -80,7 +102,9 @@ def build(
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
     networks = build_networks(config.model, whole, expert, gate)
     backend = resolve_backend(config, networks)
-    made = build_algorithm(config, whole, networks, backend)
+    weights = class_weights(config, whole)
+    setup = build_setup(config, whole, unlabelled_new_clients(whole), networks, backend, weights)
+    made = build_algorithm(config, setup)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
     if config.schedule.release and made.release is None:
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
@@ -88,61 +112,98 @@ def build(
     size = config.engine.cohort_size or cohort_size(networks, backend)
     title = config.algorithm.label or config.algorithm.entry.title
     metrics = load_metrics(config.evaluation.metrics, whole.num_classes)
-    return Parts(resolved, whole, *networks, made, title, size, source, metrics, tuple(notes))
+    return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes))
+
+
+def build_without_data(
+    config: ExperimentConfig, facts: FederationFacts, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
+) -> Parts:
+    """The parts of a run that is over: what its models need, and nothing to train with. PyTorch computes them."""
+    federation = federation_without_data(facts)
+    networks = make_networks(config.model, federation, expert, gate)
+    setup = build_setup(config, federation, facts.unlabelled_new_clients, networks, "sequential")
+    title = config.algorithm.label or config.algorithm.entry.title
+    return Parts(
+        config, federation, *networks, build_algorithm(config, setup), title, 1, BuiltFederation(federation), setup
+    )
 
 
 def build_networks(
     config: ModelConfig, federation: Federation, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
 ) -> tuple[Network, Network]:
-    """The user's modules, or those of the config. The gate is the same network with one output (Listo Zec et al.)."""
+    """`make_networks`, and each has read a few rows of the first client."""
     if not federation.num_classes:
         raise ConfigError(
             "these data are a regression; the algorithms so far are for classification. Choose other data."
         )
-    classes = federation.num_classes
-    shape = federation.input_shape
-    networks = (
-        Network(expert or (lambda: _model(config, federation, classes)), "expert", shape),
-        Network(gate or (lambda: _model(config, federation, 1)), "gate", shape),
-    )
+    networks = make_networks(config, federation, expert, gate)
     probe = federation.load(0).train.x[:2]
-    for network, outputs in zip(networks, (classes, 1), strict=True):
+    for network, outputs in zip(networks, (federation.num_classes, 1), strict=True):
         network.check_output(probe, outputs)
     return networks
+
+
+def make_networks(
+    config: ModelConfig, federation: Federation, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
+) -> tuple[Network, Network]:
+    """The user's modules, or those of the config. The gate is the same network with one output (Listo Zec et al.)."""
+    shape = federation.input_shape
+    return (
+        Network(expert or (lambda: _model(config, federation, federation.num_classes)), "expert", shape),
+        Network(gate or (lambda: _model(config, federation, 1)), "gate", shape),
+    )
 
 
 def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Module:
     return build_model(config, federation.input_shape, outputs, federation.vocabulary_size)
 
 
-def build_algorithm(
+def build_setup(
     config: ExperimentConfig,
     federation: Federation,
+    unlabelled_new_clients: tuple[ClientId, ...],
     networks: tuple[Network, Network],
     backend: Backend,
-) -> Algorithm:
-    if backend == "native":
-        for network in networks:
-            network.go_native()
-    wanted = config.schedule.clients_per_round
+    weights: tuple[float, ...] | None = None,
+) -> AlgorithmSetup:
+    """`weights` are those of classes."""
     _require_images(config, federation)
-    setup = AlgorithmSetup(
+    wanted = config.schedule.clients_per_round
+    return AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds),
-        local=LocalTrainer(config.training.local, backend),
-        personal=LocalTrainer(config.training.personal, backend),
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, class_weights=weights),
+        local=LocalTrainer(config.training.local, backend, class_weights=weights),
+        personal=LocalTrainer(config.training.personal, backend, class_weights=weights),
         clients_per_round=None if wanted == "all" else wanted,
         num_clients=federation.num_clients,
         num_participants=len(federation.participants),
         num_classes=federation.num_classes,
         input_shape=federation.input_shape,
-        unlabelled_new_clients=_unlabelled_new_clients(federation),
+        unlabelled_new_clients=unlabelled_new_clients,
         release=config.schedule.release,
         side_values=federation.side_values,
     )
+
+
+def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorithm:
+    if setup.federated.backend == "native":
+        for network in (setup.expert, setup.gate):
+            network.go_native()
     algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
     _require_names(config.algorithm.name, algorithm)
     return algorithm
+
+
+def class_weights(config: ExperimentConfig, federation: Federation) -> tuple[float, ...] | None:
+    """Balanced ones are counted over what may be shared: opted-in training rows of clients that take part."""
+    given = config.training.class_weights
+    if given is None:
+        return None
+    if given != "balanced":
+        return explicit_weights(given, federation.num_classes, federation.class_names)
+    counts = sum(federation.class_counts(int(client)) for client in federation.participants)
+    assert isinstance(counts, Tensor)
+    return balanced_weights(counts.tolist())
 
 
 def _require_names(name: str, algorithm: Algorithm) -> None:
@@ -152,12 +213,6 @@ def _require_names(name: str, algorithm: Algorithm) -> None:
         names = [exchange.name for exchange in exchanges]
         if len(set(names)) < len(names):
             raise ConfigError(f"two exchanges of {name} share a name: {names}. Name each differently.")
-
-
-def _unlabelled_new_clients(federation: Federation) -> tuple[ClientId, ...]:
-    """By the length of their masks: nothing is read or prepared for this."""
-    unseen = range(federation.num_clients, federation.num_clients + federation.num_unseen)
-    return tuple(client for client in unseen if not len(federation.load(client).train_opted_in))
 
 
 def _require_images(config: ExperimentConfig, federation: Federation) -> None:

@@ -32,6 +32,7 @@ from fedmoe.models.settings import MlpModel, ModelConfig
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.paths import FilePath, expanded
 from fedmoe.setting_types import Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
+from fedmoe.training.class_weights import ClassWeights
 from fedmoe.training.settings import LocalTraining
 
 PATHS = (("data", "folder"), ("data", "file"), ("opt_out", "masks"))  # in a file they are relative to that file
@@ -63,6 +64,8 @@ class TrainingConfig(Section):
     federated: LocalTraining = LocalTraining()
     local: LocalTraining = LocalTraining(epochs=100)
     personal: LocalTraining = LocalTraining(epochs=100, learning_rate=5e-4)
+    # What an example of each class counts: by number, by name, or "balanced" over opted-in training rows.
+    class_weights: ClassWeights | None = None
 
     @model_validator(mode="after")
     def _only_rounds_are_counted(self) -> "TrainingConfig":

@@ -23,6 +23,7 @@ Networks
     Network         a module without state: network(params, x), network.init(seed, ...)
     log_probs       log-probabilities of a network on a batch
     log_mix         log of a gated mixture of two predictions
+    gate_shares     how much each of the two has to say: for Algorithm.expert_weights
     negative_log_likelihood  one loss per example
 Local training
     LocalTrainer    what setup.federated, setup.local and setup.personal are
@@ -55,7 +56,7 @@ from fedmoe.aggregation.server_optimizer import Moments, ServerOptimizer, init_m
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Validation, uniform_sample
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, Tree
-from fedmoe.models.mixture import log_mix, negative_log_likelihood
+from fedmoe.models.mixture import gate_shares, log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
 from fedmoe.partition.split import Indices
 from fedmoe.streams import Streams
@@ -105,6 +106,7 @@ __all__ = [
     "Tree",
     "Validation",
     "fit",
+    "gate_shares",
     "init_moments",
     "log_mix",
     "log_probs",

@@ -12,6 +12,7 @@ from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId
 from fedmoe.engines.catalog import open_transport
+from fedmoe.engines.delivery import save_delivery
 from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS, RoundRecord
 from fedmoe.errors import RunError, Stopped
@@ -21,13 +22,19 @@ from fedmoe.evaluation.metrics import Score
 from fedmoe.models.network import ModuleOrFactory
 from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of
-from fedmoe.resuming import checkpoint_session, newest_checkpoint, record_run, resume_session, steps_in
+from fedmoe.resuming import (
+    checkpoint_session,
+    newest_checkpoint,
+    record_run,
+    resume_session,
+    scored_clients,
+    steps_in,
+)
 from fedmoe.storage.checkpoints import Checkpoint
 from fedmoe.storage.finished import changed_since_finished, mark_finished
 from fedmoe.storage.results import read_results
 from fedmoe.storage.reuse import adopt_rounds
 from fedmoe.storage.rundir import RunDirectory
-from fedmoe.streams import numpy_stream
 
 
 class Started(NamedTuple):
@@ -191,14 +198,7 @@ class _Run:
                 self._stop_if_asked(f"after personalising {done} of {len(session.delivered)} clients")
 
     def _scored_clients(self) -> list[ClientId]:
-        """Everyone, or a seeded draw of the training clients; new clients always."""
-        everyone: Sequence[ClientId] = range(self.federation.num_clients)
-        wanted = self.config.evaluation.clients
-        if wanted is not None and wanted < len(everyone):
-            rng = numpy_stream(self.config.seed, "evaluated clients")
-            everyone = sorted(rng.choice(len(everyone), wanted, replace=False, shuffle=False).tolist())
-        unseen = range(self.federation.num_clients, self.federation.num_clients + self.federation.num_unseen)
-        return [*everyone, *unseen]
+        return scored_clients(self.config, self.federation.num_clients, self.federation.num_unseen)
 
     def _finished(self, session: Session, checkpoint: Checkpoint | None) -> tuple[dict[str, Any] | None, list[str]]:
         """The results of a run that came to its end before, if they are as it left them, else why not."""
@@ -223,6 +223,8 @@ class _Run:
         data = results_of(self.parts, session, self.history, self.curve, scores, facts)
         self.run.write_json(self.run.manifest, data.pop("manifest"))
         self.run.write_json(self.run.results, data)
+        if len(self.algorithm.delivery) > 1:
+            save_delivery(self.run.delivery, session.delivery_record)
         write_report([data], self.run.path, data["name"])
         mark_finished(self.run, self.run_id)
         return Result(data, self.run.path, session)

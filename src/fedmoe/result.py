@@ -105,19 +105,12 @@ def _shown(parts: Parts) -> dict[str, Any]:
     if source.class_counts is not None and parts.config.evaluation.clients_asked == "all":
         counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(federation.class_names)
     else:
-        counts = [_class_counts(federation, client) for client in range(min(federation.num_clients, SHOWN_CLIENTS))]
+        counts = [
+            federation.class_counts(client).tolist() for client in range(min(federation.num_clients, SHOWN_CLIENTS))
+        ]
         names = list(federation.class_names) or [str(label) for label in range(federation.num_classes)]
     table = None if federation.table is None else federation.table.to_dict()
     return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names, "table": table}
-
-
-def _class_counts(federation: Federation, client: ClientId) -> list[int]:
-    """Of opted-in training records: what the others are private about stays out of the folder."""
-    records = federation.load(client)
-    counts: list[int] = torch.bincount(
-        records.train.y[records.train_opted_in], minlength=federation.num_classes
-    ).tolist()
-    return counts
 
 
 def versions() -> dict[str, str]:

@@ -1,16 +1,19 @@
 """A session and its folder: what makes a run the same run, what a checkpoint holds, and which one is gone on from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmoe.assembly import Parts
+from fedmoe.clients.facts import facts_of
 from fedmoe.config import ExperimentConfig
+from fedmoe.core_types import ClientId
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS
 from fedmoe.result import versions
 from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
 from fedmoe.storage.rundir import RunDirectory
+from fedmoe.streams import numpy_stream
 
 # Sections that gain settings from version to version; none of these is None but by default.
 GROWING = {"training", "schedule", "evaluation", "engine"}
@@ -26,8 +29,19 @@ def record_run(run: RunDirectory, parts: Parts) -> str:
     }
     asked = {**parts.config.model_dump(mode="json"), "recorded": recorded}
     known = run.record_config(asked, ExperimentConfig().model_dump(mode="json", include=GROWING))
+    run.write_json(run.federation, facts_of(parts.federation).as_json())
     run_id: str = known["recorded"]["run_id"]
     return run_id
+
+
+def scored_clients(config: ExperimentConfig, num_clients: int, num_unseen: int) -> list[ClientId]:
+    """Who is delivered a model and scored: everyone, or a seeded draw of the training clients; new clients always."""
+    everyone: Sequence[ClientId] = range(num_clients)
+    wanted = config.evaluation.clients
+    if wanted is not None and wanted < len(everyone):
+        rng = numpy_stream(config.seed, "evaluated clients")
+        everyone = sorted(rng.choice(len(everyone), wanted, replace=False, shuffle=False).tolist())
+    return [*everyone, *range(num_clients, num_clients + num_unseen)]
 
 
 def checkpoint_session(run: RunDirectory, run_id: str, session: Session) -> None:

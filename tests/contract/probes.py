@@ -36,8 +36,8 @@ from fedmoe.wire import message
 
 def scores_of(gate: Network, gates_M: Tensors, x: Tensor) -> Tensor:
     """(B, M): what each of M stacked gates says."""
-    scores: Tensor = vmap(lambda one: gate(one, x)[:, 0], out_dims=1)(gates_M)
-    return scores
+    scores_MB: Tensor = vmap(lambda one: gate(one, x)[:, 0])(gates_M)  # torch.export knows no vmap with out_dims
+    return scores_MB.T
 
 
 def predictions_of(expert: Network, experts_H: Tensors, x: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ def predict_by_best(setup: AlgorithmSetup, shared: Delivered, personal: ChosenPe
     scores_BH = scores_of(setup.gate, shared.router, x)[:, shared.expert_ids]
     if personal is not None:
         scores_BH = scores_BH.masked_fill(~personal.usable, -torch.inf)
-    return predictions_of(setup.expert, shared.experts, x)[scores_BH.argmax(1), torch.arange(len(x))]
+    return predictions_of(setup.expert, shared.experts, x)[scores_BH.argmax(1), torch.arange(x.shape[0])]
 
 
 # 2. A general model learnt together, one minibatch per exchange; a private model and a gate evolve beside it.

@@ -10,8 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedmoe.config import parse_config
 from fedmoe.data.npz import load_npz_folder
 from fedmoe.errors import DataError
+from fedmoe.federations import build_federation
 
 ANY_TMP = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -44,8 +46,29 @@ def test_clients_come_back_sorted_by_name(tmp_path):
     (tmp_path / ".hidden").write_text("left by a file manager")
     clients = load_npz_folder(tmp_path)
     assert list(clients) == ["a", "b"]
-    x, y = clients["b"]
+    x, y = clients["b"]["train"]
     assert (x.dtype, x.tolist(), y.dtype, y.tolist()) == (torch.float32, [[1, 1], [1, 1]], torch.int64, [0, 1])
+
+
+def test_a_file_may_have_parts_of_its_own(tmp_path):
+    (tmp_path / "a.npz").write_bytes(client(3, x_test=np.zeros((2, 2)), y_test=np.array([1, 0])))
+    (tmp_path / "b.npz").write_bytes(client(4, x_validation=np.zeros((1, 2)), y_validation=np.array([1])))
+    parts = load_npz_folder(tmp_path)
+    assert list(parts["a"]) == ["train", "test"] and parts["a"]["test"][1].tolist() == [1, 0]
+    assert list(parts["b"]) == ["train", "validation"] and len(parts["b"]["validation"][1]) == 1
+    federation = build_federation(parse_config({"data": {"name": "npz", "folder": str(tmp_path), "num_classes": 4}}))
+    records = federation.federation.load(0)
+    assert len(records.test.y) == 2 and len(records.train.y) + len(records.validation.y) == 3
+
+
+@pytest.mark.parametrize("arrays", [{"x_test": np.zeros((2, 2))}, {"y_test": np.zeros(2)}, {"x_tset": np.zeros(2)}])
+def test_half_a_part_is_refused(tmp_path, arrays):
+    assert "not x and y (and, if it has them, x_test and y_test" in refusal(tmp_path, client(**arrays))
+
+
+def test_a_part_of_another_shape_or_without_rows_is_refused(tmp_path):
+    assert "rows of shape (3,)" in refusal(tmp_path, client(x_test=np.zeros((2, 3)), y_test=np.zeros(2, np.int64)))
+    assert "no rows in x_test" in refusal(tmp_path, client(x_test=np.zeros((0, 2)), y_test=np.zeros(0, np.int64)))
 
 
 @pytest.mark.parametrize(
@@ -59,12 +82,12 @@ def test_clients_come_back_sorted_by_name(tmp_path):
 )
 def test_numbers_take_a_type_that_models_read(tmp_path, array, dtype):
     (tmp_path / "a.npz").write_bytes(npz(x=array, y=np.zeros(1, np.int8)))
-    assert load_npz_folder(tmp_path)["a"][0].dtype == dtype
+    assert load_npz_folder(tmp_path)["a"]["train"][0].dtype == dtype
 
 
 def test_targets_of_a_regression_are_floats(tmp_path):
     (tmp_path / "a.npz").write_bytes(client(2, y=np.array([-0.5, 2.5])))
-    y = load_npz_folder(tmp_path)["a"][1]
+    y = load_npz_folder(tmp_path)["a"]["train"][1]
     assert (y.dtype, y.tolist()) == (torch.float32, [-0.5, 2.5])
 
 

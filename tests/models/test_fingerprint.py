@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -82,3 +85,16 @@ def test_a_network_has_the_fingerprint_of_its_module_whatever_weights_it_was_cal
     network(network.init(0), torch.zeros(1, 4))
     network.go_native()
     assert network.fingerprint == before
+
+
+def test_a_class_of_the_running_script_is_the_one_that_others_import_from_it(tmp_path):
+    (tmp_path / "my_script.py").write_text(
+        "from torch import nn\n"
+        "from fedmoe.models.fingerprint import structure_fingerprint\n"
+        "class Net(nn.Linear): pass\n"
+        "if __name__ == '__main__':\n"
+        "    import my_script\n"
+        "    assert my_script.Net is not Net\n"
+        "    assert structure_fingerprint(my_script.Net(2, 3)) == structure_fingerprint(Net(2, 3))\n"
+    )
+    subprocess.run([sys.executable, str(tmp_path / "my_script.py")], check=True, timeout=60)

@@ -14,6 +14,7 @@ def run(tmp_path):
         directory.append_metrics([{"event": "score"}])
         directory.write_json(directory.manifest, {})
         directory.write_json(directory.results, {"scores": []})
+        directory.write_json(directory.federation, {"num_clients": 3})
         yield directory
 
 
@@ -23,7 +24,7 @@ def test_a_run_is_finished_once_it_is_marked(run):
     assert changed_since_finished(run, RUN) == []
 
 
-@pytest.mark.parametrize("name", ["results.json", "manifest.json", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["results.json", "manifest.json", "metrics.jsonl", "federation.json"])
 def test_a_file_that_was_altered_or_deleted_is_named(run, name):
     mark_finished(run, RUN)
     path = run.path / name

@@ -183,6 +183,12 @@ class Predict(Protocol):
     def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> Tensor: ...
 
 
+class ExpertWeights(Protocol):
+    """How much each expert has to say of each row, once a client has its model: name -> (B,); a row sums to 1."""
+
+    def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> dict[str, Tensor]: ...
+
+
 class Algorithm(NamedTuple):
     server_type: type[Any]
     init_server: InitServer
@@ -205,6 +211,7 @@ class Algorithm(NamedTuple):
     after_rounds: tuple[Exchange, ...] = ()
     # Private parts that clients release to the others; runs after all that, and only where the config allows it.
     release: Exchange | None = None
+    expert_weights: ExpertWeights | None = None  # of a mixture: whom a prediction is due to
 
     @property
     def keeps_client_state(self) -> bool:

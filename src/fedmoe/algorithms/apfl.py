@@ -25,6 +25,7 @@ from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors, Tree
+from fedmoe.models.mixture import shares_of_two
 from fedmoe.models.network import Network
 from fedmoe.setting_types import Fraction, PositiveFloat
 from fedmoe.streams import Streams
@@ -58,6 +59,7 @@ def apfl(config: ApflConfig, setup: AlgorithmSetup) -> Algorithm:
         init_personal=lambda b, _state, _client, _seed: PersonalState(b.model, torch.tensor(config.alpha)),
         personalize=lambda b, _c, personal, data, rng: personalize(setup, b, personal, data, rng),
         predict=lambda b, _c, personal, x: predict(setup.expert, b, personal, x),
+        expert_weights=lambda _b, _c, personal, x: shares_of_two(personal.alpha.expand(x.shape[0]), "own", "global"),
     )
 
 

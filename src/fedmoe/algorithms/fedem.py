@@ -90,6 +90,9 @@ def fedem(config: FedEmConfig, setup: AlgorithmSetup) -> Algorithm:
         init_client=lambda _broadcast, _client, _seed: MixtureWeights(uniform),
         personal_type=MixtureWeights,
         personalize=lambda b, client, _personal, data, _rng: fit_weights(config, setup, b, client, data),
+        expert_weights=lambda _b, _client, personal, x: {
+            f"component {m}": weight.expand(x.shape[0]) for m, weight in enumerate(personal.weights)
+        },
     )
 
 
@@ -157,5 +160,5 @@ def fit_weights(
 
 def predict(network: Network, shared: Broadcast, weights_M: Tensor, x: Tensor) -> Tensor:
     """The mixture of the components' probabilities."""
-    log_probs_MBC = log_probs_of(network, shared.experts, Batch(x, x.new_zeros(len(x)), {}))
-    return log_mixture(weights_M.log().expand(len(x), -1), log_probs_MBC)
+    log_probs_MBC = log_probs_of(network, shared.experts, Batch(x, x.new_zeros(x.shape[0]), {}))
+    return log_mixture(weights_M.log().expand(x.shape[0], -1), log_probs_MBC)

@@ -86,6 +86,9 @@ def ifca(config: IfcaConfig, setup: AlgorithmSetup) -> Algorithm:
         personalize=lambda b, _client, _personal, data, _rng: PersonalState(
             losses_of(setup.expert, setup.personal, b.experts, data.train)
         ),
+        expert_weights=lambda _b, _client, personal, x: {
+            f"cluster {k}": share.expand(x.shape[0]) for k, share in enumerate(chosen_cluster(personal))
+        },
     )
 
 
@@ -147,10 +150,17 @@ def observe(config: IfcaConfig, before: ServerState, updates: Mapping[ClientId, 
     return observe_experts(before.experts, sent, mass)
 
 
+def chosen_cluster(personal: PersonalState) -> Tensor:
+    """(K,): 1 for the client's own model; all alike where no data speak for one of them."""
+    count = len(personal.losses)
+    own_K = F.one_hot(personal.losses.argmin(), count).to(personal.losses.dtype)
+    return torch.where(personal.losses.isfinite().any(), own_K, torch.full((count,), 1 / count))
+
+
 def predict(network: Network, shared: Broadcast, personal: PersonalState | None, x: Tensor) -> Tensor:
     """The client's own model; the mean of all models' probabilities where no data speak for one of them."""
     if personal is not None and personal.losses.isfinite().any():
         return F.log_softmax(network(trees.pick(shared.experts, int(personal.losses.argmin())), x), dim=-1)
     count = len(shared.expert_ids)
     log_probs = [F.log_softmax(network(model, x), dim=-1) for model in trees.unstack(shared.experts, count)]
-    return log_mixture(torch.full((len(x), count), 1 / count).log(), torch.stack(log_probs))
+    return log_mixture(torch.full((x.shape[0], count), 1 / count).log(), torch.stack(log_probs))

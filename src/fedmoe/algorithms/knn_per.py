@@ -21,7 +21,7 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.fedrod import GENERIC, require_output_layer, with_features
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples
-from fedmoe.models.mixture import negative_log_likelihood
+from fedmoe.models.mixture import negative_log_likelihood, shares_of_two
 from fedmoe.training.inference import clients_of
 
 # lambda = 1 is left out: a label that no neighbour has would have probability 0, and an infinite loss.
@@ -48,6 +48,9 @@ def knn_per(config: KnnPerConfig, setup: AlgorithmSetup) -> Algorithm:
         personal_type=PersonalState,
         personalize=lambda b, _client, _personal, data, _rng: memorize(config, setup, b, data),
         predict=lambda b, _client, personal, x: predict(config, setup, b, personal, x),
+        expert_weights=lambda _b, _c, personal, x: shares_of_two(
+            personal.share.expand(x.shape[0]), "neighbors", "model"
+        ),
     )
 
 
@@ -77,7 +80,7 @@ def log_vote(config: KnnPerConfig, store: PersonalState, features_BF: Tensor, nu
     distances_BN = torch.cdist(features_BF, store.features, compute_mode="donot_use_mm_for_euclid_dist").square()
     nearest = distances_BN.topk(min(config.num_neighbors, len(store.labels)), largest=False)
     weights_BK = F.softmax(-nearest.values / (features_BF.shape[1] * config.scale), dim=-1)
-    votes_BC = torch.zeros(len(features_BF), num_classes).scatter_add(1, store.labels[nearest.indices], weights_BK)
+    votes_BC = torch.zeros(features_BF.shape[0], num_classes).scatter_add(1, store.labels[nearest.indices], weights_BK)
     return votes_BC.log()
 
 

@@ -16,7 +16,7 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.local_only import train_alone
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
-from fedmoe.models.mixture import log_mix
+from fedmoe.models.mixture import gate_shares, log_mix
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Loss
 from fedmoe.training.classifier import MixtureLoss
@@ -33,6 +33,7 @@ def local_global_mixture(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorit
         personal_type=PersonalState,
         personalize=lambda b, _client, _personal, data, rng: personalize(setup, b, data, rng),
         predict=lambda b, c, personal, x: predict(setup, b, c, personal, x),
+        expert_weights=lambda _b, _c, personal, x: gate_shares(setup.gate(personal.gate, x), "local", "general"),
     )
 
 

@@ -17,7 +17,7 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.fine_tuned import fine_tune
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
-from fedmoe.models.mixture import log_mix
+from fedmoe.models.mixture import gate_shares, log_mix
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Loss
 from fedmoe.training.classifier import MixtureLoss, log_probs
@@ -33,6 +33,7 @@ def specialist_mixture(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm
         personal_type=PersonalState,
         personalize=lambda b, _client, _personal, data, rng: personalize(setup, b, data, rng),
         predict=lambda b, c, personal, x: predict(setup, b, c, personal, x),
+        expert_weights=lambda _b, _c, personal, x: gate_shares(setup.gate(personal.gate, x), "specialist", "general"),
     )
 
 

@@ -19,6 +19,8 @@ from fedmoe.errors import DataError
 from fedmoe.partition.draw import Transform
 from fedmoe.partition.split import Indices, Split
 
+SHOWN_NAMES = 20  # in a message
+
 
 class ClientDataset(Protocol):
     """Everything that one client holds. Test examples are only ever scored. Parts may be made when first asked for."""
@@ -77,11 +79,31 @@ class Federation:
         return client >= self.num_clients or self.participates(client)
 
     def number_of(self, client: ClientId | str) -> ClientId:
+        """By its name, or where clients have none by its number, also as text."""
+        total = self.num_clients + self.num_unseen
+        if isinstance(client, str) and self.names is None and client.isdecimal():
+            client = int(client)
         if isinstance(client, str):
             if self.names is None or client not in self.names:
-                raise DataError(f"there is no client named {client!r}. Known: {', '.join(map(str, self.names or ()))}.")
+                known = ", ".join(self.names[:SHOWN_NAMES]) if self.names else f"0 to {total - 1}"
+                more = f" and {total - SHOWN_NAMES} more" if self.names and total > SHOWN_NAMES else ""
+                raise DataError(f"there is no client named {client!r}. Known: {known}{more}.")
             return list(self.names).index(client)
+        if not 0 <= client < total:
+            raise DataError(f"there is no client {client}: they are numbered 0 to {total - 1}.")
         return client
+
+    def class_counts(self, client: ClientId) -> Tensor:
+        """(C,): of opted-in training records; what the others are private about stays with their client."""
+        records = self.load(client)
+        return torch.bincount(records.train.y[records.train_opted_in], minlength=self.num_classes)
+
+    def name_of(self, client: ClientId) -> str:
+        return str(client) if self.names is None else self.names[client]
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        return self.global_test.x.dtype
 
     def data(self, clients: Sequence[ClientId], *, opted_in_only: bool) -> ClientData:
         """The cohort's examples side by side. What leaves a client is computed from its opted-in records alone."""

@@ -1,21 +1,29 @@
 """The user's own data as a federation: one entry per client, held as given.
 
-What every client must know (how many classes, how many values of side information) is taken from records that may be
-shared, never from opted-out records or unseen clients: else a model's shape, which is sent, would depend on them.
+What every client must know (how many classes, and so on) is taken from rows that may be shared: `common_knowledge`.
 """
 
-import difflib
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedmoe import trees
+from fedmoe.clients.common_knowledge import OwnClient, count_classes, count_side_values, require_known
 from fedmoe.clients.federation import Federation, Records, examples, keep, take
-from fedmoe.clients.own_records import ExampleSource, OptedOut, read_examples, read_mask
+from fedmoe.clients.own_labels import Parts, number_labels, with_numbers
+from fedmoe.clients.own_records import (
+    Collate,
+    ExampleArrays,
+    ExampleSource,
+    OptedOut,
+    arrays_of,
+    read_examples,
+    read_mask,
+)
+from fedmoe.clients.own_sequences import SequenceLength, count_ids, padded, with_one_length
 from fedmoe.core_types import Examples
 from fedmoe.errors import DataError
 from fedmoe.streams import torch_stream
@@ -26,20 +34,18 @@ PARTS = ("train", "validation", "test")
 MANY_ROWS = 10  # of so many rows, one for training is no training data
 
 
-class OwnClient(NamedTuple):
-    name: str
-    records: Records
-    test_opted_in: Tensor  # (N,) bool: test rows that may go into a test set for everyone
-
-
 def federation_from_clients(
     clients: Mapping[str, ClientInput],
     *,
     num_classes: int | None = None,
+    class_names: Sequence[str] | None = None,
     side_values: Mapping[str, int] | None = None,
+    collate: Collate | None = None,
+    sequence_length: SequenceLength | None = None,
+    vocabulary_size: int | None = None,
     unseen: Collection[str] = (),
     global_test: ExampleSource | None = None,
-    opted_out: Mapping[str, OptedOut] | None = None,
+    opted_out: Mapping[str, OptedOut] | Collection[str] | None = None,
     validation_share: float = 0.2,
     test_share: float = 0.2,
     seed: int = 0,
@@ -47,61 +53,115 @@ def federation_from_clients(
     """One client per name; parts that a client does not give are cut from its training rows by the shares.
 
     Rows are (x, y), or (x, y, side): what else is known of each row when training, as whole numbers from 0 by name,
-    such as {"angle": ...}. A test part needs none.
+    such as {"angle": ...}. A test part needs none. Labels are whole numbers from 0, or words.
 
     Args:
         num_classes: default: as many as opted-in training and validation rows of clients that take part show, and
             the global test if one is given. A row with a higher label is then refused: declare the number.
+        class_names: what the classes are called, in order; default: of labels that are words, those found likewise.
         side_values: how many values side information has, by name; the default is found likewise.
+        collate: of a torch Dataset whose rows are no pairs (x, y): a list of rows -> (x, y) of them all.
+        sequence_length: x are rows of different lengths, ids from 1 or numbers; they are padded to so many steps, or to
+            the "longest" that may be shared, and `fedmoe.models.split_mask` tells a module what is padding.
+        vocabulary_size: of ids, padding (0) included; of such sequences the default is found likewise.
         unseen: clients that never train with the others; they are numbered last.
         global_test: what every model is scored on; default: the opted-in test rows of clients that take part,
             balanced over classes as far as they go. Rows of opted-out and unseen clients stay with their clients.
-        opted_out: True for a whole client, or one bool per row that it gave for training, True where a row is out.
+        opted_out: names of clients; or by name True, or one bool per row given for training, True where it is out.
 
     >>> x, y = torch.randn(10, 4), torch.arange(10) % 2
-    >>> federation = federation_from_clients({"ward": (x, y), "lab": (x, y)}, opted_out={"lab": True})
+    >>> federation = federation_from_clients({"ward": (x, y), "lab": (x, y)}, opted_out=["lab"])
     >>> len(federation.load(0).train.y), [federation.names[client] for client in federation.participants]
     (6, ['ward'])
     """
-    opted_out = opted_out or {}
-    require_known("unseen", unseen, clients)
-    require_known("opted_out", opted_out, clients)
+    out = _require_names(clients, unseen, opted_out)
     shares = {"validation": validation_share, "test": test_share}
     _require_shares(shares)
+    how = (collate, sequence_length is not None)
+    given = {name: _parts_given(name, clients[name], *how) for name in clients}
+    given, found_names = number_labels(given, class_names, unseen, out)
+    declared = num_classes or len(found_names) or None
+    if found_names and len(found_names) != declared:
+        raise DataError(f"num_classes={num_classes}, but class_names has {len(found_names)}. Leave num_classes away.")
     names = sorted(clients, key=lambda name: name in unseen)  # stable: the given order, unseen clients last
     num_clients = sum(name not in unseen for name in names)
-    everyone = [_client(n, clients[n], opted_out.get(n, False), shares, num_classes, seed) for n in names]
+    everyone = [_client(n, given[n], out.get(n, False), shares, declared, seed) for n in names]
     participants = [c for c, one in enumerate(everyone[:num_clients]) if bool(one.records.train_opted_in.any())]
     if not participants:
         raise DataError(f"none of the {len(names)} clients has a training row to share. Opt in one that is not unseen.")
+    given_test = None
+    if global_test is not None:
+        arrays = _given(global_test, "global_test", *how)
+        given_test = read_examples(with_numbers(arrays, found_names, "global_test"), "global_test", declared)
+    if sequence_length is not None:
+        sharing = [everyone[client] for client in participants]
+        everyone, given_test = with_one_length(everyone, sharing, given_test, sequence_length)
     sharing = [everyone[client] for client in participants]
-    given_test = None if global_test is None else read_examples(global_test, "global_test", num_classes)
     parts = dict(_parts(everyone))
-    _require_one_kind(parts if given_test is None else {**parts, "global_test": given_test})
+    and_test = parts if given_test is None else {**parts, "global_test": given_test}
+    _require_one_kind(and_test)
     shared_test = _balanced(sharing, seed) if given_test is None else given_test
+    records = [one.records for one in everyone]
     return Federation(
         num_clients=num_clients,
         num_unseen=len(names) - num_clients,
-        num_classes=_num_classes(num_classes, sharing, given_test, parts),
-        input_shape=tuple(everyone[0].records.train.x.shape[1:]),
+        num_classes=count_classes(declared, sharing, given_test, parts),
+        input_shape=tuple(records[0].train.x.shape[1:]),
         participants=np.array(participants, dtype=np.int64),
         global_test=shared_test,
-        load=[one.records for one in everyone].__getitem__,
+        load=records.__getitem__,
         names=names,
-        digest=_digest(num_clients, [one.records for one in everyone], shared_test),
-        opted_in_digest=_digest(num_clients, [_opted_in(one.records) for one in everyone[:num_clients]], shared_test),
-        side_values=_side_values(side_values or {}, sharing, parts),
+        digest=_digest(num_clients, records, shared_test),
+        opted_in_digest=_digest(num_clients, [_opted_in(one) for one in records[:num_clients]], shared_test),
+        vocabulary_size=count_ids(vocabulary_size, sharing, and_test, are_sequences=sequence_length is not None),
+        side_values=count_side_values(side_values or {}, sharing, parts),
+        class_names=found_names,
     )
 
 
-def _client(
-    name: str, given: ClientInput, opted_out: OptedOut, shares: Mapping[str, float], num_classes: int | None, seed: int
-) -> OwnClient:
+def _require_names(
+    clients: Mapping[str, ClientInput],
+    unseen: Collection[str],
+    opted_out: Mapping[str, OptedOut] | Collection[str] | None,
+) -> Mapping[str, OptedOut]:
+    """Clients by name, and `opted_out` by the name of a client."""
+    if not isinstance(clients, Mapping):
+        raise DataError(
+            f"clients= is a {type(clients).__name__}. Give a dict by name, such as {{'north': (x, y)}}; of a list: "
+            "{f'client {n}': rows for n, rows in enumerate(clients)}."
+        )
+    for name in clients:
+        if not isinstance(name, str):
+            raise DataError(f"the name of a client is {name!r}, a {type(name).__name__}. Name clients by text.")
+    if isinstance(opted_out, str):
+        raise DataError(f"opted_out={opted_out!r} is a text. Give a list of clients: opted_out=[{opted_out!r}].")
+    out = opted_out if isinstance(opted_out, Mapping) else dict.fromkeys(opted_out or (), True)
+    require_known("unseen", unseen, clients)
+    require_known("opted_out", out, clients)
+    return out
+
+
+def _parts_given(name: str, given: ClientInput, collate: Collate | None, are_sequences: bool) -> Parts:
     whose, sources = f"client {name!r}", given if isinstance(given, Mapping) else {"train": given}
     require_known(whose, sources, PARTS)
     if "train" not in sources:
         raise DataError(f"{whose} has no part 'train'. Give one, or a bare (x, y) that is cut for you.")
-    read = {p: read_examples(sources[p], whose if p == "train" else f"{whose}, {p}", num_classes) for p in sources}
+    return {
+        part: _given(sources[part], whose if part == "train" else f"{whose}, {part}", collate, are_sequences)
+        for part in sources
+    }
+
+
+def _given(source: ExampleSource, whose: str, collate: Collate | None, are_sequences: bool) -> ExampleArrays:
+    arrays = arrays_of(source, whose, collate, are_sequences)
+    return (padded(arrays[0], whose), *arrays[1:]) if are_sequences else arrays
+
+
+def _client(
+    name: str, given: Parts, opted_out: OptedOut, shares: Mapping[str, float], num_classes: int | None, seed: int
+) -> OwnClient:
+    whose = f"client {name!r}"
+    read = {p: read_examples(given[p], whose if p == "train" else f"{whose}, {p}", num_classes) for p in given}
     train = read.pop("train")
     if not len(train.y):
         raise DataError(f"{whose} is empty: it has no training row. Leave it out.")
@@ -148,60 +208,6 @@ def _parts(clients: Sequence[OwnClient]) -> Iterator[tuple[str, Examples]]:
             yield f"client {one.name!r}, {part}", getattr(one.records, part)
 
 
-def _shared_rows(sharing: Sequence[OwnClient]) -> Iterator[Examples]:
-    """What may shape a message: opted-in training and validation rows of clients that take part."""
-    for one in sharing:
-        yield keep(one.records.train, one.records.train_opted_in)
-        yield keep(one.records.validation, one.records.validation_opted_in)
-
-
-def _num_classes(
-    declared: int | None, sharing: Sequence[OwnClient], given_test: Examples | None, parts: Mapping[str, Examples]
-) -> int:
-    if declared is not None:
-        return declared  # every label was compared with it when it was read
-    labels = torch.cat([rows.y for rows in _shared_rows(sharing)] + ([] if given_test is None else [given_test.y]))
-    known = int(labels.max()) + 1
-    for whose, part in parts.items():
-        if len(part.y) and int(part.y.max()) >= known:
-            raise DataError(_beyond(whose, "a label", int(part.y.max()), known, "num_classes={}"))
-    return known
-
-
-def _side_values(
-    declared: Mapping[str, int], sharing: Sequence[OwnClient], parts: Mapping[str, Examples]
-) -> dict[str, int]:
-    """How many values each piece of side information has; whatever is trained on must have all of them."""
-    trained = {whose: part for whose, part in parts.items() if not whose.endswith(", test")}
-    first, known = next((whose, sorted(part.extra)) for whose, part in trained.items())
-    for whose, part in trained.items():
-        if sorted(part.extra) != known:
-            raise DataError(
-                f"{whose} has side information {sorted(part.extra)}, but {first} has {known}. "
-                "Give all training and validation rows the same."
-            )
-    require_known("side_values", declared, known)
-    shared = list(_shared_rows(sharing))
-    found = {kind: int(torch.cat([rows.extra[kind] for rows in shared]).max()) + 1 for kind in known}
-    values = {**found, **declared}
-    for whose, part in trained.items():
-        for kind in known:
-            if not len(part.y) or (most := int(part.extra[kind].max())) < values[kind]:
-                continue
-            if kind in declared:
-                raise DataError(f"{whose} has {kind!r} {most}, beyond side_values={dict(declared)}. Declare more.")
-            raise DataError(_beyond(whose, f"{kind!r}", most, values[kind], f"side_values={{{{{kind!r}: {{}}}}}}"))
-    return values
-
-
-def _beyond(whose: str, what: str, value: int, known: int, declare: str) -> str:
-    return (
-        f"{whose} has {what} {value}, but the rows that may be shared (opted in, for training or validation, of "
-        f"clients that take part) go up to {known - 1}, and no other row may shape the model that is sent. "
-        f"Declare {declare.format(value + 1)}."
-    )
-
-
 def _require_shares(shares: Mapping[str, float]) -> None:
     words = " and ".join(f"{part}_share={share}" for part, share in shares.items())
     if not all(0 <= share < 1 for share in shares.values()):
@@ -217,14 +223,6 @@ def _require_one_kind(parts: Mapping[str, Examples]) -> None:
     for whose, kind in kinds.items():
         if kind != kinds[first]:
             raise DataError(f"{whose}: x is {kind}, but of {first} {kinds[first]}. Bring all to one shape and type.")
-
-
-def require_known(whose: str, names: Collection[str], known: Collection[str]) -> None:
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1, cutoff=0.4)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(map(repr, known)) or 'none'}."
-            raise DataError(f"{whose}: the name {name!r} is not known. {hint}")
 
 
 def _opted_in(one: Records) -> Records:

@@ -1,6 +1,6 @@
 """What a user gives for one client: arrays, tensors or a torch Dataset, read and checked row by row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,27 @@ Array = Tensor | NDArray[Any]
 ExampleArrays = tuple[Array, Array] | tuple[Array, Array, Mapping[str, Array]]  # x (N, ...), y (N,), side info (N,)
 ExampleSource = ExampleArrays | Dataset[Any]
 OptedOut = bool | Sequence[bool] | Tensor
+Collate = Callable[[list[Any]], Any]  # rows of a Dataset -> (x, y) or (x, y, side) of them all, as for a DataLoader
 
 
-def read_examples(source: ExampleSource, whose: str, num_classes: int | None) -> Examples:
+def arrays_of(source: ExampleSource, whose: str, collate: Collate | None, are_sequences: bool) -> ExampleArrays:
+    """What was given as (x, y) or (x, y, side), not checked yet. Of sequences x is a list."""
+    rows = None
     if isinstance(source, Dataset) and hasattr(source, "__len__"):
-        source = _stacked([source[row] for row in range(len(source))], whose)
+        rows = [source[row] for row in range(len(source))]
+    elif collate is not None and isinstance(source, list):
+        rows = source
+    if rows is not None:
+        source = collate(rows) if collate is not None else _stacked(rows, whose, are_sequences)
     if not (isinstance(source, tuple | list) and len(source) in (2, 3)):
+        if rows is not None:
+            raise DataError(f"{whose}: collate returned a {type(source).__name__}. Let it return (x, y) of all rows.")
         raise DataError(f"{whose} is a {type(source).__name__}. Give (x, y) arrays, or a torch Dataset with a length.")
-    x, y = (_tensor(array, whose) for array in source[:2])
+    return tuple(source)  # type: ignore[return-value]
+
+
+def read_examples(source: ExampleArrays, whose: str, num_classes: int | None) -> Examples:
+    x, y = (as_tensor(array, whose) for array in source[:2])
     if y.dim() != 1 or x.dim() < 1 or len(x) != len(y):
         raise DataError(f"{whose}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}. Give one label number per row.")
     x = x.to(torch.float32) if x.is_floating_point() else x
@@ -38,7 +51,7 @@ def read_mask(whose: str, opted_out: OptedOut, size: int) -> Tensor:
     """(N,) bool, True where a row is opted out."""
     if isinstance(opted_out, bool | np.bool_):
         return torch.full((size,), bool(opted_out))
-    mask = _tensor(opted_out, f"opted_out of {whose}")
+    mask = as_tensor(opted_out, f"opted_out of {whose}")
     if mask.dtype != torch.bool or mask.shape != (size,):
         kind = f"{mask.dtype} of shape {tuple(mask.shape)}, for {size} training rows"
         raise DataError(f"opted_out of {whose} is {kind}. Give one bool per row, or True for the whole client.")
@@ -48,7 +61,7 @@ def read_mask(whose: str, opted_out: OptedOut, size: int) -> Tensor:
 def _side(given: Sequence[Any], whose: str, size: int) -> Tensors:
     if not all(isinstance(one, Mapping) for one in given):
         raise DataError(f"{whose}: side information is a {type(given[0]).__name__}. Give a dict of arrays by name.")
-    arrays = {name: _tensor(array, f"{whose}, {name!r}") for one in given for name, array in one.items()}
+    arrays = {name: as_tensor(array, f"{whose}, {name!r}") for one in given for name, array in one.items()}
     for name, array in arrays.items():
         if array.shape != (size,):
             raise DataError(
@@ -57,36 +70,51 @@ def _side(given: Sequence[Any], whose: str, size: int) -> Tensors:
     return {name: _whole_numbers(array, whose, repr(name), None) for name, array in arrays.items()}
 
 
-def _stacked(items: Sequence[Any], whose: str) -> ExampleArrays:
-    xs, ys, sides = list[Tensor](), list[Tensor](), list[Mapping[str, Any]]()
+def _stacked(items: Sequence[Any], whose: str, are_sequences: bool) -> ExampleArrays:
+    xs, ys, sides = list[Tensor](), list[Any](), list[Mapping[str, Any]]()
     for row, item in enumerate(items):
         if not (isinstance(item, tuple | list) and len(item) in (2, 3)):
-            raise DataError(f"{whose}, row {row}: the Dataset gives a {type(item).__name__}, not a pair (x, y).")
-        for tensors, array in zip((xs, ys), item, strict=False):
-            tensors.append(_tensor(array, f"{whose}, row {row}"))
+            raise DataError(
+                f"{whose}, row {row}: the Dataset gives a {type(item).__name__}, not a pair (x, y). Say with collate= "
+                "how a list of such rows becomes (x, y)."
+            )
+        xs.append(as_tensor(item[0], f"{whose}, row {row}"))
+        ys.append(item[1] if isinstance(item[1], str) else as_tensor(item[1], f"{whose}, row {row}"))
         if not isinstance(side := item[2] if len(item) == 3 else {}, Mapping):
             raise DataError(f"{whose}, row {row}: side information is a {type(side).__name__}, not a dict by name.")
         sides.append(side)
-        if ys[row].dim() or xs[row].shape != xs[0].shape:
-            raise DataError(f"{whose}, row {row}: x has another shape than the first, or y is not one number.")
+        if not isinstance(ys[row], str) and ys[row].dim():
+            raise DataError(f"{whose}, row {row}: y is not one number.")
+        if not are_sequences and xs[row].shape != xs[0].shape:
+            raise DataError(
+                f"{whose}, row {row}: x has another shape than the first. Pad sequences of different lengths "
+                "with sequence_length='longest'."
+            )
         if set(sides[row]) != set(sides[0]):
             raise DataError(
                 f"{whose}, row {row}: side information is {sorted(sides[row])}, of row 0 {sorted(sides[0])}."
             )
     if not xs:
         return torch.zeros(0), torch.zeros(0)
-    side = {name: torch.stack([_tensor(one[name], whose) for one in sides]) for name in sides[0]}
-    return torch.stack(xs), torch.stack(ys), side
+    side = {name: torch.stack([as_tensor(one[name], whose) for one in sides]) for name in sides[0]}
+    labels = ys if any(isinstance(y, str) for y in ys) else torch.stack(ys)
+    return (xs if are_sequences else torch.stack(xs)), labels, side  # type: ignore[return-value]
 
 
-def _tensor(array: Any, whose: str) -> Tensor:
+def as_tensor(array: Any, whose: str) -> Tensor:
     """Shares the memory of what was given; only an array that may not be written to is copied."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         array = array.copy()
+    if hasattr(array, "toarray") or (isinstance(array, Tensor) and array.layout != torch.strided):
+        dense = "to_dense" if isinstance(array, Tensor) else "toarray"
+        raise DataError(f"{whose}: a {type(array).__name__} is sparse. Give a dense array: x.{dense}().")
     try:
         return torch.as_tensor(array).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{whose}: a {type(array).__name__} is no array of numbers ({error}). Convert it.") from error
+        raise DataError(
+            f"{whose}: a {type(array).__name__} is no array of numbers ({error}). Convert it; rows of different "
+            "lengths want sequence_length='longest'."
+        ) from error
 
 
 def _whole_numbers(values: Tensor, whose: str, what: str, num_classes: int | None) -> Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmoe.clients.common_knowledge import require_known
 from fedmoe.clients.federation import Federation
-from fedmoe.clients.own_data import federation_from_clients, require_known
+from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.clients.own_records import OptedOut, read_mask
 from fedmoe.data.raw_table import RawTable, TableLike, as_raw_table
 from fedmoe.data.tables import Categories, Mask, find_schema, texts_of
@@ -84,7 +85,7 @@ def federation_from_table(
     test = None if global_test is None else as_raw_table(global_test)
     federation = federation_from_clients(
         {name: (x[at], y[at]) for name, at in rows.items()},
-        num_classes=len(schema.classes),
+        class_names=schema.classes,
         unseen=unseen,
         global_test=None if test is None else (schema.encode(test), schema.labels(test)),
         opted_out={name: torch.from_numpy(out_N[at]) for name, at in rows.items()},
@@ -92,7 +93,7 @@ def federation_from_table(
         test_share=test_share,
         seed=seed,
     )
-    return replace(federation, table=schema, class_names=schema.classes)
+    return replace(federation, table=schema)
 
 
 def rows_by_client(raw: RawTable, client: str) -> dict[str, Indices]:

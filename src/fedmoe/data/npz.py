@@ -19,6 +19,7 @@ from fedmoe.data.formats import LARGEST, read_content, read_up_to
 from fedmoe.errors import DataError
 
 Arrays = dict[str, NDArray[np.generic]]
+PartTensors = dict[str, tuple[Tensor, Tensor]]  # x and y of "train", and if given of "validation" and "test"
 NPZ_REMEDY = "Write it again with numpy.savez(path, x=..., y=...), arrays of numbers only."
 UNSOUND = (
     zipfile.BadZipFile,
@@ -66,9 +67,10 @@ def _read_member(archive: zipfile.ZipFile, name: str, largest: int) -> NDArray[n
     return flat.reshape(shape, order="F" if by_columns else "C")
 
 
-def load_npz_folder(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
+def load_npz_folder(path: Path) -> dict[str, PartTensors]:
     """One client per file `name.npz` with arrays `x` (N, ...) and `y` (N,), sorted by file name.
 
+    A file may have a test part of its own, `x_test` and `y_test`, and likewise `x_validation` and `y_validation`.
     Floats become float32, whole numbers int64 (x as bytes stays so). Labels are whole numbers from 0, or, for a
     regression, floats. Files that start with a dot are passed over; any other file is refused, lest it be forgotten.
     """
@@ -85,16 +87,25 @@ def load_npz_folder(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
     return clients
 
 
-def _read_client(path: Path) -> tuple[Tensor, Tensor]:
+def _read_client(path: Path) -> PartTensors:
     arrays = read_npz(path)
-    if set(arrays) != {"x", "y"}:
-        raise DataError(f"{path} holds {', '.join(sorted(arrays)) or 'no array'}, not x and y. {NPZ_REMEDY}")
-    if arrays["y"].ndim != 1 or arrays["x"].ndim < 1 or len(arrays["x"]) != len(arrays["y"]):
-        shapes = f"x has shape {arrays['x'].shape} and y {arrays['y'].shape}"
+    parts = {"train": "", **{part: f"_{part}" for part in ("validation", "test") if f"x_{part}" in arrays}}
+    if set(arrays) != {f"{name}{ending}" for ending in parts.values() for name in ("x", "y")}:
+        raise DataError(
+            f"{path} holds {', '.join(sorted(arrays)) or 'no array'}, not x and y (and, if it has them, x_test and "
+            f"y_test, x_validation and y_validation). {NPZ_REMEDY}"
+        )
+    return {part: _read_part(path, arrays, ending) for part, ending in parts.items()}
+
+
+def _read_part(path: Path, arrays: Arrays, ending: str) -> tuple[Tensor, Tensor]:
+    x_name, y_name = f"x{ending}", f"y{ending}"
+    if arrays[y_name].ndim != 1 or arrays[x_name].ndim < 1 or len(arrays[x_name]) != len(arrays[y_name]):
+        shapes = f"{x_name} has shape {arrays[x_name].shape} and {y_name} {arrays[y_name].shape}"
         raise DataError(f"{path}: {shapes}. Give one row of x and one number of y per example.")
-    if not len(arrays["y"]):
-        raise DataError(f"{path} has no rows. Give the client at least one example, or remove the file.")
-    x, y = (_as_tensor(arrays[name], name, path) for name in ("x", "y"))
+    if not len(arrays[y_name]):
+        raise DataError(f"{path} has no rows in {x_name}. Give at least one example, or remove it.")
+    x, y = (_as_tensor(arrays[name], name, path) for name in (x_name, y_name))
     if not y.is_floating_point() and int(y.min()) < 0:
         row = int((y < 0).nonzero()[0])
         raise DataError(f"{path}, row {row}: the label is {int(y[row])}. Number the classes from 0.")
@@ -104,7 +115,7 @@ def _read_client(path: Path) -> tuple[Tensor, Tensor]:
 def _as_tensor(array: NDArray[np.generic], name: str, path: Path) -> Tensor:
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > np.iinfo(np.int64).max:
         raise DataError(f"{path}: {name} holds {array.max()}, too large for int64. Use smaller numbers.")
-    bytes_kept = name == "x" and array.dtype == np.uint8
+    bytes_kept = name.startswith("x") and array.dtype == np.uint8
     dtype = np.float32 if array.dtype.kind == "f" else np.uint8 if bytes_kept else np.int64
     with np.errstate(over="ignore"):
         values = torch.from_numpy(np.ascontiguousarray(array, dtype=dtype).copy())
@@ -116,13 +127,17 @@ def _as_tensor(array: NDArray[np.generic], name: str, path: Path) -> Tensor:
     return values
 
 
-def _require_alike(clients: dict[str, tuple[Tensor, Tensor]], files: list[Path]) -> None:
+def _require_alike(clients: dict[str, PartTensors], files: list[Path]) -> None:
     """Models read all clients alike, so their examples have one shape and one kind of number."""
-    forms = [(tuple(x.shape[1:]), x.dtype, y.dtype) for x, y in clients.values()]
-    for file, form in zip(files, forms, strict=True):
-        if form != forms[0]:
-            shown = "rows of shape {} of {} with labels of {}"
+    shown = "rows of shape {} of {} with labels of {}"
+    forms = [
+        (file, (tuple(x.shape[1:]), x.dtype, y.dtype))
+        for file, parts in zip(files, clients.values(), strict=True)
+        for x, y in parts.values()
+    ]
+    for file, form in forms:
+        if form != forms[0][1]:
             raise DataError(
-                f"{file} has {shown.format(*form)}, but {files[0].name} has {shown.format(*forms[0])}. "
+                f"{file} has {shown.format(*form)}, but {files[0].name} has {shown.format(*forms[0][1])}. "
                 "Give every client's examples the same shape and kind of numbers."
             )

@@ -14,6 +14,7 @@ from fedmoe import trees
 from fedmoe.algorithms.algorithm import Exchange
 from fedmoe.assembly import Parts
 from fedmoe.core_types import ClientId, Tree
+from fedmoe.engines.delivery import DeliveryRecord
 from fedmoe.engines.frames import shared
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.messenger import Messenger, Question
@@ -45,6 +46,7 @@ class Session:
         self.delivered: dict[ClientId, Tree] = {}
         self._versions = StateVersions(max(len(self.algorithm.round), len(self.algorithm.delivery)) + 1)
         self._delivery_versions: dict[ClientId, int] = {}
+        self._delivery_replies: dict[ClientId, list[Any]] = {}
         self._messages = Messenger(parts, transport)
 
     @property
@@ -103,10 +105,17 @@ class Session:
 
     # After training
 
-    def deliver(self, clients: Sequence[ClientId]) -> None:
-        """What each client is left with. Clients that opted out are asked nothing on the way."""
-        self._delivery_versions = {}
-        self.delivered = self._deliver(self.server, clients, self.manifest, keep=True)
+    def deliver(self, clients: Sequence[ClientId], recorded: DeliveryRecord | None = None) -> None:
+        """What each client is left with. Clients that opted out are asked nothing on the way.
+
+        Nobody is asked anything where it is `recorded` what clients replied.
+        """
+        self._delivery_versions = {} if recorded is None else dict(recorded.versions)
+        self.delivered = self._deliver(self.server, clients, self.manifest, keep=True, recorded=recorded)
+
+    @property
+    def delivery_record(self) -> DeliveryRecord:
+        return DeliveryRecord(self._delivery_replies, self._delivery_versions)
 
     def personalize(self) -> Iterator[list[ClientId]]:
         """Clients as they finish. A cohort that finished before a stop is not trained again."""
@@ -243,13 +252,20 @@ class Session:
         return self._versions.of(self.num_steps + 2)
 
     def _deliver(
-        self, server: Tree, clients: Sequence[ClientId], manifest: Manifest, *, keep: bool
+        self,
+        server: Tree,
+        clients: Sequence[ClientId],
+        manifest: Manifest,
+        *,
+        keep: bool,
+        recorded: DeliveryRecord | None = None,
     ) -> dict[ClientId, Tree]:
-        updates: dict[ClientId, list[Any]] = {client: [] for client in clients}
+        known = recorded.replies if recorded else {}
+        updates: dict[ClientId, list[Any]] = {client: list(known.get(client, ())) for client in clients}
         *questions, last = self.algorithm.delivery
         attempt = Attempt(server, self._delivery_versions if keep else {})
         step = (self._steps.last_exchange if keep else self.step) + 1
-        for index, _ in enumerate(questions):
+        for index, _ in enumerate(() if recorded else questions):
             asked = {client: updates[client] for client in clients if self.federation.may_send(client)}
             replies = self._exchange(attempt, "delivery", index, step, asked, evaluating=not keep)
             for client, update in replies.updates.items():
@@ -257,6 +273,7 @@ class Session:
         broadcasts = shared({client: last.broadcast(server, client, updates[client]) for client in clients})
         self._messages.count_down(manifest, last.name, broadcasts)
         if keep:
+            self._delivery_replies = updates
             self._messages.count_frozen(manifest, broadcasts)
         return broadcasts
 

@@ -27,6 +27,7 @@ class Worker:
     """`handle(frame)` does one piece of work on one cohort."""
 
     def __init__(self, parts: Parts, store: Path, run_id: str) -> None:
+        self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.metrics = parts.metrics
         self.seed = parts.config.seed
@@ -134,7 +135,7 @@ class Worker:
         own = self._client_state(delivered, client, state)
         personal = None if final is None else self.store.load("final", self.algorithm.personal_type, client, final)
         self.close()
-        return PersonalModel(self.algorithm.predict, {"broadcast": delivered, "client": own, "personal": personal})
+        return self._parts.personal_model({"broadcast": delivered, "client": own, "personal": personal}, client)
 
     def _require_permission(self, phase: str, clients: Sequence[ClientId]) -> None:
         """Nothing leaves a client that opted out; private parts only where this side's config says so, too."""

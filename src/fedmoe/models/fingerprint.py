@@ -7,8 +7,10 @@ import ast
 import hashlib
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
@@ -88,4 +90,12 @@ def _source(kind: type) -> str:
 
 
 def _qualified(thing: object) -> str:
-    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"
+    module = getattr(thing, "__module__", "")
+    return f"{_script_name() if module == '__main__' else module}.{getattr(thing, '__qualname__', '')}"
+
+
+def _script_name() -> str:
+    """What others import the script as that runs now: a class of it is the same class there."""
+    script = sys.modules["__main__"]
+    spec, file = getattr(script, "__spec__", None), getattr(script, "__file__", None)
+    return str(spec.name) if spec is not None else Path(file).stem if file else "__main__"

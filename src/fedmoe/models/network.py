@@ -13,7 +13,14 @@ from fedmoe.core_types import Tensors
 from fedmoe.errors import ConfigError, MessageError
 from fedmoe.models.dense import cohort_forward
 from fedmoe.models.fingerprint import structure_fingerprint, tensors_digest
-from fedmoe.models.parameters import frozen_parameters, inputs_of, parameter_places, trained_parameters
+from fedmoe.models.module_checks import build_module, cannot_read, layers_with_statistics, require_scores
+from fedmoe.models.parameters import (
+    constant_places,
+    frozen_parameters,
+    inputs_of,
+    parameter_places,
+    trained_parameters,
+)
 from fedmoe.native.build import NoKernels
 from fedmoe.native.kernel import Kernel
 from fedmoe.native.program import Program, Unsupported, program_of, without_output
@@ -48,11 +55,12 @@ class Network:
         self.name, self.input_shape = name, input_shape
         self._source = source
         self._module = copy.deepcopy(source) if isinstance(source, nn.Module) else self._build(0)
-        self._refuse_running_statistics()
+        self._with_statistics = layers_with_statistics(self._module, name)
         self._start = trained_parameters(self._module)
         self.frozen: Tensors = frozen_parameters(self._module)
         self._refuse_nothing_to_train()
         self._places = parameter_places(self._module)
+        self._constant_places = constant_places(self._module)
         self._cohort_forward = cohort_forward(self._module)
         self._installed: Tensors | None = None
         self._output_input: list[Tensor] | None = None
@@ -71,8 +79,25 @@ class Network:
             self._install(params)
         if self._module.training != training:
             self._module.train(training)
+            for layer in self._with_statistics:
+                layer.eval()
         output: Tensor = self._module(x)
         return output
+
+    def plain_copy(self) -> "Network":
+        """The same network over a module of its own, which PyTorch computes on every backend."""
+        return Network(self._source, self.name, self.input_shape)
+
+    @property
+    def constants(self) -> Tensors:
+        """What the module reads besides its weights: frozen parameters and buffers."""
+        return {name: places[0][0][places[0][1]].detach() for name, places in self._constant_places.items()}
+
+    def set_constants(self, constants: Tensors) -> None:
+        """Other tensors in their place: on another device, of another type, or those of a trace."""
+        for name, places in self._constant_places.items():
+            for owner, attribute in places:
+                owner[attribute] = constants[name]
 
     def go_native(self) -> None:
         """From now on the native kernels compute it."""
@@ -222,23 +247,13 @@ class Network:
         """Refuse a module that does not return (B, num_outputs) for a batch of this client's inputs."""
         try:
             with torch.no_grad():
-                shape = tuple(self(self.init(0), x).shape)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"the {self.name} cannot read a batch of shape {tuple(x.shape)}: {error}. "
-                "Make its first layer fit the data, or reshape the data."
-            ) from error
-        if shape != (len(x), num_outputs):
-            raise ConfigError(
-                f"the {self.name} returns shape {shape} for a batch of shape {tuple(x.shape)}; "
-                f"it must return ({len(x)}, {num_outputs}): one unnormalised score per "
-                f"{'class' if num_outputs > 1 else 'example'}. Change its last layer."
-            )
+                output: object = self(self.init(0), x)
+        except Exception as error:  # whatever a user's module raises
+            raise ConfigError(cannot_read(self.name, x, error)) from error
+        require_scores(self.name, output, x, num_outputs)
 
     def _build(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self._source()
+        return build_module(self._source, self.name, seed)
 
     def _refuse_nothing_to_train(self) -> None:
         if self.frozen and not self._start:
@@ -246,12 +261,3 @@ class Network:
                 f"all parameters of the {self.name} are frozen (requires_grad=False), so there is nothing to train. "
                 "Let some of them require a gradient."
             )
-
-    def _refuse_running_statistics(self) -> None:
-        for name, layer in self._module.named_modules():
-            tracks = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
-            if tracks or isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                raise ConfigError(
-                    f"layer {name!r} of the {self.name} is a {type(layer).__name__}: its statistics do not average "
-                    "over clients and mix the examples of a batch. Use nn.GroupNorm or nn.LayerNorm."
-                )

@@ -19,6 +19,19 @@ def frozen_parameters(module: nn.Module) -> Tensors:
     return {name: p.detach().clone() for name, p in sorted(module.named_parameters()) if not p.requires_grad}
 
 
+def constant_places(module: nn.Module) -> Places:
+    """Of frozen parameters and buffers: what a module reads besides the weights that are trained."""
+    named = {name: tensor for name, tensor in module.named_parameters() if not tensor.requires_grad}
+    names = {id(tensor): name for name, tensor in {**named, **dict(module.named_buffers())}.items()}
+    places: Places = {name: [] for name in names.values()}
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            for attribute, tensor in held.items():
+                if id(tensor) in names:
+                    places[names[id(tensor)]].append((held, attribute))
+    return places
+
+
 def inputs_of(layer: nn.Module) -> list[Tensor]:
     """A list that receives the input of `layer` at every call."""
     received: list[Tensor] = []

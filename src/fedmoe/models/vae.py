@@ -45,7 +45,7 @@ class Vae(nn.Module):
         x_BD, noise_BL = joined_BX.split([self.num_inputs, LATENT], dim=-1)
         mean_BL, log_variance_BL = self.encoder(x_BD).chunk(2, dim=-1)
         restored_BD = self.decoder(mean_BL + noise_BL * (log_variance_BL / 2).exp())
-        log_scale_B1 = self.log_scale.expand(len(x_BD), 1)
+        log_scale_B1 = self.log_scale.expand(x_BD.shape[0], 1)
         return torch.cat([restored_BD, mean_BL, log_variance_BL, log_scale_B1], dim=-1)
 
 
@@ -78,7 +78,7 @@ def log_density(network: Network, params: Tensors, x: Tensor, noise_ML: Tensor) 
     x_BD = x.flatten(1)
     weights_MB = []
     for noise_L in noise_ML:
-        reading = read(network, params, x_BD, noise_L.expand(len(x_BD), -1))
+        reading = read(network, params, x_BD, noise_L.expand(x_BD.shape[0], -1))
         z_BL = reading.mean_BL + noise_L * (reading.log_variance_BL / 2).exp()
         log_ratio_BL = (noise_L.square() - z_BL.square() + reading.log_variance_BL) / 2  # of p(z) to q(z|x)
         weights_MB.append(log_likelihood(x_BD, reading) + log_ratio_BL.sum(-1))

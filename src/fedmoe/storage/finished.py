@@ -15,8 +15,7 @@ MARK = "finished.json"
 
 
 def mark_finished(run: RunDirectory, run_id: str) -> None:
-    digests = {path.name: _digest(path) for path in _marked(run)}
-    run.write_json(run.path / MARK, {"run_id": run_id, "digests": digests})
+    run.write_json(run.path / MARK, {"run_id": run_id, "digests": _digests(run)})
 
 
 def changed_since_finished(run: RunDirectory, run_id: str) -> list[str] | None:
@@ -29,11 +28,13 @@ def changed_since_finished(run: RunDirectory, run_id: str) -> list[str] | None:
         return [MARK]
     if not isinstance(mark, dict) or mark.get("run_id") != run_id or not isinstance(mark.get("digests"), dict):
         return [MARK]
-    return [path.name for path in _marked(run) if mark["digests"].get(path.name) != _digest(path)]
+    left, found = mark["digests"], _digests(run)
+    return sorted(name for name in left.keys() | found.keys() if left.get(name) != found.get(name))
 
 
-def _marked(run: RunDirectory) -> tuple[Path, ...]:
-    return run.results, run.manifest, run.metrics
+def _digests(run: RunDirectory) -> dict[str, str]:
+    marked = (run.results, run.manifest, run.metrics, run.federation, run.delivery)
+    return {path.name: digest for path in marked if (digest := _digest(path)) is not None}
 
 
 def _digest(path: Path) -> str | None:

@@ -52,6 +52,8 @@ class RunDirectory:
         self.split = path / "split.safetensors"
         self.metrics = path / "metrics.jsonl"
         self.manifest = path / "manifest.json"
+        self.federation = path / "federation.json"  # what `clients.facts` says of it
+        self.delivery = path / "delivery.safetensors"  # where clients were asked something then
         self.results = path / "results.json"
         self.report = path / "report.html"
         self._events = MetricsFile(self.metrics)

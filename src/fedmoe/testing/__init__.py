@@ -11,7 +11,7 @@ from fedmoe.algorithms.catalog import find
 from fedmoe.algorithms.outside import entry_of
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.models.network import Network
-from fedmoe.testing import bad_updates, checks, opt_out, resume
+from fedmoe.testing import bad_updates, checks, opt_out, resume, taking_home
 from fedmoe.testing.federation import FEATURES, make_expert
 from fedmoe.testing.subject import Check, Subject
 from fedmoe.training.backends import Backend
@@ -54,6 +54,10 @@ CHECKS = {
     ),
     "stop and resume": Check(resume.stop_and_resume(1), _always, each_backend=False),
     "stop and resume with few checkpoints": Check(resume.stop_and_resume(3), _always, each_backend=False),
+    "a loaded run predicts the same": Check(taking_home.a_loaded_run_predicts_the_same, _always),
+    "a personal model can be exported": Check(
+        taking_home.a_personal_model_can_be_exported, _always, each_backend=False
+    ),
     "kill and resume": Check(resume.kill_and_resume, _keeps_state, each_backend=False),
     "a damaged checkpoint costs a round and nothing else": Check(
         resume.a_damaged_checkpoint_costs_a_round_and_nothing_else, _keeps_state, each_backend=False

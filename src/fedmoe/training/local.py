@@ -16,6 +16,7 @@ from fedmoe.streams import Streams
 from fedmoe.training import inference
 from fedmoe.training.backends import Backend
 from fedmoe.training.batch import Loss
+from fedmoe.training.class_weights import ClassWeightedLoss
 from fedmoe.training.classifier import LOGIT_OFFSET, ClassifierLoss
 from fedmoe.training.corrections import Proximal
 from fedmoe.training.early_stopping import EarlyStopping
@@ -29,6 +30,7 @@ class LocalTrainer(NamedTuple):
     settings: LocalTraining
     backend: Backend
     rounds: int = 1  # of the run, for a learning rate that changes over them
+    class_weights: tuple[float, ...] | None = None  # what an example of each class counts; None: all alike
 
     def with_settings(self, **changes: Any) -> "LocalTrainer":
         """The same with some fields of `LocalTraining` changed."""
@@ -42,10 +44,13 @@ class LocalTrainer(NamedTuple):
             "max_gradient_norm": self.settings.max_gradient_norm,
             "rates": self.settings.rates(self.rounds),
         }
-        return Group(params_S, loss, data, self.settings.make_optimizer(), **of_settings | options)
+        return Group(params_S, self._weighted(loss), data, self.settings.make_optimizer(), **of_settings | options)
+
+    def _weighted(self, loss: Loss) -> Loss:
+        return loss if self.class_weights is None else ClassWeightedLoss(loss, self.class_weights)
 
     def early_stopping(self, loss: Loss, data: Examples) -> EarlyStopping:
-        return EarlyStopping(loss, data, self.settings.patience, self.settings.check_every)
+        return EarlyStopping(self._weighted(loss), data, self.settings.patience, self.settings.check_every)
 
     def fit(
         self, groups: Mapping[str, Group], rng: Streams, frozen: Tree = None, stopping: EarlyStopping | None = None

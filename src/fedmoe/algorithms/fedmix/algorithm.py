@@ -35,7 +35,7 @@ from fedmoe.algorithms.fedmix.objective import (
     trains_posterior,
     usage_of,
 )
-from fedmoe.algorithms.fedmix.personal import personalize, predict
+from fedmoe.algorithms.fedmix.personal import expert_weights, personalize, predict
 from fedmoe.algorithms.fedmix.pruning import experts_sent, has_reported, usage_rejection
 from fedmoe.algorithms.fedmix.release import release
 from fedmoe.algorithms.fedmix.states import (
@@ -83,6 +83,7 @@ def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
         personal_type=PersonalState,
         personalize=lambda b, client, _personal, data, rng: personalize(config, setup, b, client, data, rng),
         release=None if config.share_gates else release(config, setup),
+        expert_weights=lambda b, client, personal, x: expert_weights(config, setup, b, client, personal, x),
     )
 
 

@@ -90,21 +90,49 @@ def predict(
     personal: PersonalState | None,
     x: Tensor,
 ) -> Tensor:
-    """Eq. 2: with the client's own gate; with the average of those released, if it has none; else all alike."""
+    """Eq. 2."""
+    return equations.log_mixture(*gate_and_experts(config, setup, shared, client, personal, x))
+
+
+def gate_and_experts(
+    config: FedMixConfig,
+    setup: AlgorithmSetup,
+    shared: Broadcast,
+    client: ClientState,
+    personal: PersonalState | None,
+    x: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """log p(z|x, s) (B, H) and log p(y|x, z) (H, B, C).
+
+    With the client's own gate; with the average of those released, if it has none; else all experts alike.
+    """
     own = client if personal is None else personal
     experts = shared.experts if personal is None else personal.experts or shared.experts
     scores_HBC, features_HBF = equations.expert_outputs(setup.expert, experts, x)
     if shared.released and not own.trained:
         log_shares_SB = log_client_shares(setup, shared.released, x)
         log_gate_BK = log_average_gate(config, shared.released, features_HBF, log_shares_SB)
-        return equations.log_mixture(log_gate_BK, log_class_probs(config, scores_HBC, average_bias(shared.released)))
+        return log_gate_BK, log_class_probs(config, scores_HBC, average_bias(shared.released))
     usage_K = own_usage_of(config, shared, client) if personal is None else personal.usage
     in_use_H = equations.experts_in_use(usage_K[shared.expert_ids], config.floor)
     pooled_BF = equations.pooled_features(usage_K[shared.expert_ids], in_use_H, features_HBF)
     gate = (shared.gate or client.gate) if personal is None else personal.gate  # fine-tuning moves a shared gate too
     log_gate_BK = equations.log_gate(gate, pooled_BF)
     log_gate_BH = equations.pruned_gate(log_gate_BK, shared.expert_ids, in_use_H)
-    return equations.log_mixture(log_gate_BH, log_class_probs(config, scores_HBC, own.output_bias))
+    return log_gate_BH, log_class_probs(config, scores_HBC, own.output_bias)
+
+
+def expert_weights(
+    config: FedMixConfig,
+    setup: AlgorithmSetup,
+    shared: Broadcast,
+    client: ClientState,
+    personal: PersonalState,
+    x: Tensor,
+) -> Tensors:
+    log_gate_BH, _ = gate_and_experts(config, setup, shared, client, personal, x)
+    gate_HB = log_gate_BH.exp().T
+    return {f"expert {k}": gate_B for k, gate_B in zip(shared.expert_ids.tolist(), gate_HB, strict=True)}
 
 
 def log_class_probs(config: FedMixConfig, scores_HBC: Tensor, bias_C: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def log_average_gate(config: FedMixConfig, released: Tree, features_KBF: Tensor,
 
 def log_client_shares(setup: AlgorithmSetup, released: Tree, x: Tensor) -> Tensor:
     """log p(s|x) (S, B), proportional to p(x|s) p(s) (eq. 18); p(s) alone where no densities were released."""
-    log_prior_SB: Tensor = released["num_examples"].log()[:, None].expand(-1, len(x))
+    log_prior_SB: Tensor = released["num_examples"].log()[:, None].expand(-1, x.shape[0])
     if "density" not in released:
         return log_prior_SB.log_softmax(0)
     return (log_densities(vae_network(setup.input_shape), released["density"], x) + log_prior_SB).log_softmax(0)
