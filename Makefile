@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ENGINES := .venv-engines
 
 .PHONY: demo test slow fuzz check format bench bench-peers clean
 
@@ -12,9 +13,10 @@ demo: $(STAMP)
 test: check
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-# What takes minutes: the kernels under sanitizers.
-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+# What takes minutes: the kernels under sanitizers; and Ray and Flower, in an environment of their own (2 GB).
+slow: $(STAMP) $(ENGINES)/.installed
+	$(BIN)/python -m pytest -m slow --ignore=tests/distributed
+	$(ENGINES)/bin/python -m pytest -m slow tests/distributed
 
 # `make test` runs the same examples every time; this searches for others, FUZZ_RUNS times.
 FUZZ_RUNS ?= 5
@@ -51,5 +53,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
+$(ENGINES)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools torch
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,ray,flower]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .bench runs
+	rm -rf $(VENV) $(ENGINES) .bench runs

@@ -99,6 +99,16 @@ def test_running_again_shows_the_same_numbers(fedmoe, config: Path, tmp_path: Pa
     assert again["scores"] == first["scores"]
 
 
+def test_a_finished_run_goes_on_with_more_rounds(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    fedmoe("run", config)
+    rounds = json.loads((tmp_path / "runs/small/results.json").read_bytes())["rounds"]
+    outcome = fedmoe("run", config, "--rounds", str(rounds + 2))
+    assert outcome.code == 0 and f"resuming after round {rounds - 1} of {rounds + 2}" in outcome.out
+    assert json.loads((tmp_path / "runs/small/results.json").read_bytes())["rounds"] == rounds + 2
+    fewer = fedmoe("run", config)
+    assert fewer.code == 2 and f"schedule.rounds is {rounds + 2} there and {rounds} here" in fewer.out
+
+
 def test_a_finished_run_is_shown_and_its_own_config_is_taken_again(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     fedmoe("run", config)
     home = tmp_path / "runs/small"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from fedmoe import trees, wire
+from fedmoe import framing, trees, wire
 from fedmoe.algorithms import fine_tuned, local_global_mixture, local_only, specialist_mixture
 from fedmoe.algorithms.fedavg import ServerState, Update
 from fedmoe.core_types import Tensors
@@ -97,7 +97,7 @@ def frame(head, body=b""):
         (b"", "does not fit"),
         (b"1234567", "does not fit"),
         ((2**60).to_bytes(8, "big") + b"{}", "does not fit"),
-        (frame(b" " * (wire.MAX_HEADER_BYTES + 1)), "is above"),
+        (frame(b" " * (framing.MAX_HEADER_BYTES + 1)), "is above"),
         (frame(b"\xff"), "cannot be read"),
         (frame(b"[" * 100_000), "cannot be read"),
         (frame(b'{"sizes":[%s],"header":{}}' % (b"9" * 5000)), "cannot be read"),

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedmoe.cli_data import audit_app, data_app
-from fedmoe.cli_options import Changes, ConfigPath, Directory, Workers, console, path, read
+from fedmoe.cli_deployment import add_commands
+from fedmoe.cli_options import Changes, ConfigPath, Directory, Rounds, Workers, console, path, read
 from fedmoe.errors import ConfigError, FedmoeError, Stopped
 
 app = typer.Typer(
@@ -48,12 +49,17 @@ def options(
 
 @app.command(name="run")
 def run_command(
-    config: ConfigPath, changes: Changes = None, directory: Directory = None, workers: Workers = None
+    config: ConfigPath,
+    changes: Changes = None,
+    directory: Directory = None,
+    rounds: Rounds = None,
+    workers: Workers = None,
 ) -> None:
     """Train and score one algorithm. Running again resumes, or shows the result of a finished run.
 
     Examples:
       fedmoe run configs/digits.toml
+      fedmoe run configs/digits.toml --rounds 200
       fedmoe run configs/digits.toml --set algorithm.name=fine_tuned --set seed=1 --dir runs/mine
     """
     from fedmoe.display.progress import RunProgress
@@ -61,7 +67,7 @@ def run_command(
     from fedmoe.interrupts import stop_on_signals
     from fedmoe.result import Result
 
-    chosen = read(config, changes, workers)
+    chosen = read(config, changes, workers, rounds)
     home = directory or Path("runs") / chosen.name
     with stop_on_signals() as request, RunProgress(console) as progress:
         for event in run_events(chosen, home, command=_command(), should_stop=request):
@@ -92,10 +98,9 @@ def compare_command(
       fedmoe compare configs/digits.toml --seeds 0,1,2,3 --algorithms fedavg,fine_tuned,specialist_mixture
     """
     numbers = _seeds(seeds)
-    from fedmoe.comparison import compare_events, home_of, members
+    from fedmoe.comparison import compare_events, finished, home_of
     from fedmoe.display.progress import RunProgress
     from fedmoe.interrupts import stop_on_signals
-    from fedmoe.storage.results import read_results
 
     if algorithms:
         changes = [*(changes or []), f"compare={[name.strip() for name in algorithms.split(',')]}"]
@@ -105,7 +110,7 @@ def compare_command(
     with stop_on_signals() as request, RunProgress(console) as progress:
         for member, event in compare_events(chosen, home, numbers, command=_command(), should_stop=request):
             progress.show(member.label, event)
-    _report([read_results(member.directory) for member in members(chosen, home, numbers)], home, chosen.name)
+    _report(finished(chosen, home, numbers).results, home, chosen.name)
 
 
 @app.command(name="report")
@@ -144,6 +149,9 @@ def explain_command(config: ConfigPath, changes: Changes = None, workers: Worker
     from fedmoe.explain import explain
 
     console.print(explanation_table(explain(read(config, changes, workers))))
+
+
+add_commands(app)
 
 
 def _seeds(text: str) -> list[int]:

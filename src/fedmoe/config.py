@@ -27,11 +27,14 @@ from fedmoe.config_errors import explain, require_finite
 from fedmoe.data_choice import DataChoice, DataConfig
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metric_catalog import require_known
+from fedmoe.evaluation.stopping import require_targets
+from fedmoe.flower_settings import FlowerSettings
 from fedmoe.import_strings import is_import_string, name_of
 from fedmoe.models.settings import MlpModel, ModelConfig
+from fedmoe.models.task import RegressionLoss
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.paths import FilePath, expanded
-from fedmoe.setting_types import Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
+from fedmoe.setting_types import Float, Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
 from fedmoe.training.class_weights import ClassWeights
 from fedmoe.training.settings import LocalTraining
 
@@ -59,7 +62,13 @@ class OptOutConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How clients train: in the rounds, from a fresh start on their own, and when they personalise."""
+    """How clients train: in the rounds, from a fresh start on their own, and when they personalise.
+
+    `loss` is what all of them minimise; default: cross-entropy, or squared errors in a regression.
+    """
+
+    loss: Literal["cross_entropy"] | RegressionLoss | None = None
+    huber_delta: PositiveFloat = 1.0  # where the Huber loss turns from squares to absolute values
 
     federated: LocalTraining = LocalTraining()
     local: LocalTraining = LocalTraining(epochs=100)
@@ -84,10 +93,19 @@ class ScheduleConfig(Section):
     min_clients: PositiveInt = 1  # a round with fewer accepted updates is abandoned: the state stays as it was
     max_abandoned_rounds: PositiveInt = 10  # in a row; then the run stops with an error
     checkpoint_every: PositiveInt = 1
+    # Rounds may end earlier: where the mean over clients on their validation data reaches every one of these targets,
+    # or where its loss has not improved in so many validations. One takes place every `validate_every` rounds.
+    stop_at: dict[str, Float] | None = None
+    patience: PositiveInt | None = None
+    validate_every: PositiveInt = 5
     release: bool = False  # let an algorithm collect the private parts that it declares for release
     max_update_norm: PositiveFloat | None = None  # an update that moved further is rejected
     # For every algorithm that has such a setting and does not set it itself; none: each algorithm's own default.
     server_optimizer: ServerOptimizer | None = None
+
+    def may_end_after(self, round_number: int) -> bool:
+        """Whether validation scores are looked at, and may end the rounds."""
+        return (bool(self.stop_at) or self.patience is not None) and round_number % self.validate_every == 0
 
 
 class EvaluationConfig(Section):
@@ -109,11 +127,18 @@ class EvaluationConfig(Section):
 
 
 class EngineConfig(Section):
-    name: Literal["embedded"] = "embedded"
+    name: Literal["embedded", "ray", "flower"] = "embedded"
     workers: PositiveInt | None = None  # default: one per core
     backend: Literal["auto", "native", "batched", "sequential"] = "auto"
     cohort_size: PositiveInt | None = None  # clients trained together: 1 sequential, 16 batched
     retries: NonNegativeInt = 2  # times that a cohort is run again because its worker was lost
+    address: str | None = None  # of a Ray cluster, such as "10.0.0.1:6379" or "auto"; default: a Ray of this machine
+    flower: FlowerSettings = FlowerSettings()
+
+    @property
+    def one_client_per_message(self) -> bool:
+        """A message to a node is for its one client: nothing is trained together."""
+        return self.name == "flower"
 
 
 class ExperimentConfig(Section):
@@ -167,6 +192,12 @@ class ExperimentConfig(Section):
             raise ConfigError(
                 f"data.name={self.data.name!r} says who holds what, so there is nothing to split. Remove the section "
                 "[split]."
+            )
+        require_targets(self.schedule.stop_at or {}, self.evaluation.metrics)
+        if self.schedule.may_end_after(0) and self.evaluation.clients_asked == "none":
+            raise ConfigError(
+                "schedule.stop_at and schedule.patience need validation scores of clients, but "
+                "evaluation.clients_asked is 'none'. Remove them, or ask 'opted_in' or 'all' clients."
             )
         return self
 

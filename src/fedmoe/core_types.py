@@ -30,6 +30,11 @@ class Examples(NamedTuple):
     counts: Tensor
     extra: Tensors
 
+    def __repr__(self) -> str:
+        """Shapes alone: rows are private, and end up in logs where they are shown."""
+        beside = f", extra {', '.join(self.extra)}" if self.extra else ""
+        return f"<Examples: x {tuple(self.x.shape)} {self.x.dtype}, y {tuple(self.y.shape)}{beside}>"
+
 
 class ClientData:
     """What client code may see: training and validation examples, of one client or of a cohort.
@@ -48,6 +53,15 @@ class ClientData:
     @cached_property
     def validation(self) -> Examples:
         return self._validation() if callable(self._validation) else self._validation
+
+    def __repr__(self) -> str:
+        """Of parts that are there already: nothing is made to be shown."""
+        made = {
+            "train": vars(self).get("train", self._train),
+            "validation": vars(self).get("validation", self._validation),
+        }
+        parts = (f"{name} {'not made yet' if callable(part) else tuple(part.x.shape)}" for name, part in made.items())
+        return f"<ClientData: {', '.join(parts)}>"
 
     def map(self, change: Callable[[Examples], Examples]) -> "ClientData":
         return ClientData(change(self.train), change(self.validation))

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from fedmoe.core_types import Tensors
 from fedmoe.errors import MessageError
+from fedmoe.framing import ALIGNMENT
+from fedmoe.framing import Bytes as Bytes
+from fedmoe.framing import Parts as Parts
 
-Bytes = bytes | bytearray | memoryview
-Parts = list[Bytes]  # of one message
 Form = tuple[str, torch.dtype, torch.Size]  # name, type and shape of a tensor
 
 DTYPES = {
@@ -34,7 +35,6 @@ AS_INTEGERS = {  # for NumPy, which does not have these types
     torch.float8_e4m3fnuz: torch.int8, torch.float8_e5m2fnuz: torch.int8,
 }  # fmt: skip
 FIELDS = ("dtype", "shape", "data_offsets")  # of a tensor in a header
-ALIGNMENT = 8
 
 # The limits of the library.
 MAX_HEADER_BYTES = 100_000_000

@@ -38,6 +38,9 @@ class BuiltFederation(NamedTuple):
     split: Split | None = None
     class_counts: NDArray[np.int64] | None = None
 
+    def __repr__(self) -> str:
+        return f"<BuiltFederation: {self.federation!r}, {self.split!r}>"
+
 
 def build_federation(config: ExperimentConfig) -> BuiltFederation:
     if isinstance(config.data, TableData):
@@ -121,7 +124,13 @@ def _federation_of_folder(config: ExperimentConfig, data: DataConfig) -> Federat
         raise ConfigError("with data.name='npz' only opt_out.clients works; for records use federation_from_clients.")
     clients = load_npz_folder(data.folder)
     opted_out = dict.fromkeys(_names(chosen.clients, list(clients)), True)
-    return federation_from_clients(clients, num_classes=data.num_classes, opted_out=opted_out, seed=config.seed)
+    return federation_from_clients(
+        clients,
+        num_classes=data.num_classes,
+        task=data.task or "classification",
+        opted_out=opted_out,
+        seed=config.seed,
+    )
 
 
 def _federation_of_table(config: ExperimentConfig, data: TableData) -> Federation:

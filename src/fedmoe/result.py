@@ -17,6 +17,8 @@ from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.session import Session
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.report.html import scores_section
+from fedmoe.report.text import client_rows, clients_text, headline, summary_text
 
 SHOWN_CLIENTS = 200  # whose class counts a report can draw
 
@@ -28,6 +30,22 @@ class Result:
     data: dict[str, Any]
     directory: Path
     session: Session
+
+    def summary(self) -> str:
+        """What happened and how good it came out, as text: the mean over clients, and each client."""
+        return "\n\n".join(
+            [headline(self.data), summary_text([self.data]), clients_text(self.data), str(self.directory)]
+        )
+
+    def by_client(self) -> list[dict[str, Any]]:
+        """How each client's final model does on its own test rows, as ``pandas.DataFrame`` takes it."""
+        return client_rows(self.data)
+
+    def __repr__(self) -> str:
+        return f"<Result of {headline(self.data)}; in {self.directory}>"
+
+    def _repr_html_(self) -> str:
+        return scores_section([self.data])
 
     @property
     def scores(self) -> list[Score]:
@@ -70,6 +88,7 @@ def results_of(
         "name": config.name,
         "algorithm": config.algorithm.name,
         "title": parts.title,
+        "task": parts.federation.task,
         "seed": config.seed,
         "config": config.model_dump(mode="json"),
         "versions": versions(),
@@ -102,6 +121,8 @@ def _of_a_round(record: dict[str, Any]) -> dict[str, Any]:
 def _shown(parts: Parts) -> dict[str, Any]:
     """What a report shows of who holds what. Where not everyone is asked for scores, opted-in records alone count."""
     source, federation = parts.source, parts.federation
+    if federation.target_shape is not None:
+        return {"split_digest": parts.data_digest, "class_counts": [], "class_names": []}
     if source.class_counts is not None and parts.config.evaluation.clients_asked == "all":
         counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(federation.class_names)
     else:
@@ -109,8 +130,7 @@ def _shown(parts: Parts) -> dict[str, Any]:
             federation.class_counts(client).tolist() for client in range(min(federation.num_clients, SHOWN_CLIENTS))
         ]
         names = list(federation.class_names) or [str(label) for label in range(federation.num_classes)]
-    table = None if federation.table is None else federation.table.to_dict()
-    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names, "table": table}
+    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names}
 
 
 def versions() -> dict[str, str]:

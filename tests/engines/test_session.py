@@ -49,6 +49,7 @@ class Recorder:
     """A transport that keeps frames and replies to each with its clients, none of whom is personalised yet."""
 
     trusted = True
+    one_store = True
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []

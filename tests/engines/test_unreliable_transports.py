@@ -77,6 +77,7 @@ class Replying(Around):
     """What the workers of other nodes reply to some kind of request is something else."""
 
     trusted = False
+    one_store = True
 
     def __init__(self, inner: Transport, do: str, reply: bytes | None) -> None:
         super().__init__(inner)

@@ -178,7 +178,7 @@ class Personalize(Protocol):
 
 
 class Predict(Protocol):
-    """Log-probabilities (B, classes) of one client; `personal` is None before personalisation."""
+    """Log-probabilities (B, classes) of one client, or numbers (B, targets); no `personal` before personalisation."""
 
     def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> Tensor: ...
 
@@ -212,6 +212,8 @@ class Algorithm(NamedTuple):
     # Private parts that clients release to the others; runs after all that, and only where the config allows it.
     release: Exchange | None = None
     expert_weights: ExpertWeights | None = None  # of a mixture: whom a prediction is due to
+    # Why it cannot predict numbers, or None where it takes predictions, losses and mixtures from `setup.task`.
+    no_regression: str | None = "it was written for classes"
 
     @property
     def keeps_client_state(self) -> bool:

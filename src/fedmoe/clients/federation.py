@@ -1,9 +1,10 @@
 """A federation: who holds what, read by client id, so that cost follows the clients in use and not the population."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from fedmoe.partition.draw import Transform
 from fedmoe.partition.split import Indices, Split
 
 SHOWN_NAMES = 20  # in a message
+SHOWN_CLASSES = 10
 
 
 class ClientDataset(Protocol):
@@ -46,6 +48,10 @@ class Records(NamedTuple):
     train_opted_in: Tensor  # (N,) bool
     validation_opted_in: Tensor
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{part} {len(getattr(self, part).y)}" for part in ("train", "validation", "test"))
+        return f"<Records: rows {sizes}; opted in {int(self.train_opted_in.sum() + self.validation_opted_in.sum())}>"
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -53,7 +59,7 @@ class Federation:
 
     num_clients: int
     num_unseen: int
-    num_classes: int
+    num_classes: int  # 0 in a regression
     input_shape: tuple[int, ...]
     participants: Indices  # training clients that opted in and have an opted-in training record
     global_test: Examples
@@ -66,8 +72,31 @@ class Federation:
     side_values: Mapping[str, int] = field(default_factory=dict)
     # The unseen client that is scored on a sample of everyone's validation examples, if there is one.
     pooled: ClientId | None = None
+    is_elsewhere: bool = False  # the records are on the clients' own machines: `load` shows their form alone
     class_names: tuple[str, ...] = ()  # where classes have names
     table: TableSchema | None = None  # of rows of a table: what turned them into x, and reads new ones
+    # Of one example's numbers in a regression, () for a single one; None for classes.
+    target_shape: tuple[int, ...] | None = None
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        return "classification" if self.target_shape is None else "regression"
+
+    @property
+    def num_outputs(self) -> int:
+        """Of an expert: a score per class, or a number per target."""
+        return self.num_classes if self.target_shape is None else math.prod(self.target_shape)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(self.class_names[:SHOWN_CLASSES]) + (", …" if len(self.class_names) > SHOWN_CLASSES else "")
+        facts = [
+            f"{self.num_clients} clients, {len(self.participants)} of them opted in",
+            *([f"{self.num_unseen} unseen"] if self.num_unseen else []),
+            f"x {self.input_shape}",
+            f"{self.num_classes} classes" + (f" ({shown})" if shown else ""),
+            f"global test of {len(self.global_test.y)} rows",
+        ]
+        return f"<Federation: {'; '.join(facts)}>"
 
     def participates(self, client: ClientId) -> bool:
         """Whether this client trains with the others."""
@@ -198,4 +227,5 @@ def federation_from_split(
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
         class_names=dataset.class_names,
         side_values=transform.side_values if transform else {},
+        target_shape=None if dataset.num_classes else tuple(dataset.train.y.shape[1:]),
     )

@@ -54,6 +54,13 @@ class PrivateStore:
 
     def load(self, kind: str, tree_type: type[T], client: ClientId, version: int) -> T:
         """The state of exactly this version."""
+        return trees.from_named(tree_type, decode_tensors(self.read(kind, client, version)))
+
+    def save(self, kind: str, states: Mapping[ClientId, Tree], version: int) -> None:
+        """All states of a cohort, or none of them."""
+        self.write(kind, {client: trees.to_bytes(state) for client, state in states.items()}, version)
+
+    def read(self, kind: str, client: ClientId, version: int) -> bytes:
         wanted = (kind, client, version)
         with self._explained(f"gave no {kind} state of client {client}"):
             row = self._db.execute(
@@ -66,13 +73,11 @@ class PrivateStore:
             raise RunError(
                 f"{self.path}: the {kind} state of client {client} at version {version} is damaged. {REMEDY}"
             )
-        return trees.from_named(tree_type, decode_tensors(tensors))
+        return tensors
 
-    def save(self, kind: str, states: Mapping[ClientId, Tree], version: int) -> None:
-        """All states of a cohort, or none of them."""
-        blobs = {client: trees.to_bytes(state) for client, state in states.items()}
+    def write(self, kind: str, blobs: Mapping[ClientId, bytes], version: int) -> None:
         rows = [(kind, client, version, self._digest(kind, client, version, b), b) for client, b in blobs.items()]
-        with self._transaction(f"could not take the private state of clients {sorted(states)}"):
+        with self._transaction(f"could not take the private state of clients {sorted(blobs)}"):
             self._db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?, ?, ?, ?)", rows)
 
     def have(self, kind: str, client_versions: Mapping[ClientId, int]) -> set[ClientId]:
@@ -99,6 +104,11 @@ class PrivateStore:
             self._db.executemany(
                 "DELETE FROM state WHERE kind = ? AND client = ? AND version != ? AND version < ?", rows
             )
+
+    def forget_from(self, version: int) -> None:
+        """Delete whatever clients came to at this version or later, their final models and scores included."""
+        with self._transaction("could not be relieved of later states"):
+            self._db.execute("DELETE FROM state WHERE version >= ?", (version,))
 
     def copy_to(self, path: Path) -> None:
         """All of it, in a new file for its owner only."""

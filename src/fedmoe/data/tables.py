@@ -76,6 +76,7 @@ class TableSchema:
     label: str
     client: str
     classes: tuple[str, ...]
+    targets: tuple[str, ...] = ()  # of a regression: columns of the numbers to predict, `label` the first of them
 
     @property
     def num_inputs(self) -> int:
@@ -96,8 +97,11 @@ class TableSchema:
         return torch.from_numpy(np.concatenate([column.encode(table) for column in self.features], axis=1))
 
     def labels(self, rows: TableLike) -> Tensor:
-        """y (N,): the number of each row's class."""
+        """y (N,): the number of each row's class; of a regression its numbers, (N,) or (N, T)."""
         table = as_raw_table(rows)
+        if self.targets:
+            y_NT = np.concatenate([FeatureColumn(name, "number").encode(table) for name in self.targets], axis=1)
+            return torch.from_numpy(y_NT if len(self.targets) > 1 else y_NT[:, 0].copy())
         known = {name: number for number, name in enumerate(self.classes)}
         texts = texts_of(table, table.column(self.label, "the label"), self.label)
         for row, cell in enumerate(texts):
@@ -116,7 +120,8 @@ class TableSchema:
         try:
             columns = [{**column, "categories": tuple(column["categories"])} for column in stored["features"]]
             features = tuple(FeatureColumn(**column) for column in columns)
-            return cls(features, stored["label"], stored["client"], tuple(stored["classes"]))
+            targets = tuple(stored.get("targets", ()))
+            return cls(features, stored["label"], stored["client"], tuple(stored["classes"]), targets)
         except (KeyError, TypeError) as error:
             raise DataError(f"this is no stored table schema ({error}). Train the model again.") from error
 
@@ -126,30 +131,45 @@ def find_schema(
     shared_N: Mask,
     *,
     client: str,
-    label: str,
+    label: str | Sequence[str],
     features: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     categories: Categories | None = None,
     classes: Sequence[Any] | None = None,
     standardize: bool = False,
+    regression: bool = False,
 ) -> TableSchema:
     """From the rows of `shared_N` alone: no other row may shape a model that is sent."""
     declared = {
         **dict.fromkeys(table.categorical, ()),
         **(categories if isinstance(categories, Mapping) else dict.fromkeys(categories or (), ())),
     }
-    chosen = features if features is not None else [n for n in table.columns if n not in {client, label, *ignore}]
+    labels = (label,) if isinstance(label, str) else tuple(label)
+    _require_labels(table, labels, classes, regression)
+    chosen = features if features is not None else [n for n in table.columns if n not in {client, *labels, *ignore}]
     for setting, names in {"features": chosen, "ignore": ignore, "categories": declared}.items():
         for name in names:
             table.column(name, f"named in {setting}")
     if not chosen:
-        raise DataError(f"{table.source} has no column beside {client!r} and {label!r} to learn from.")
+        raise DataError(f"{table.source} has no column beside {client!r} and {labels[0]!r} to learn from.")
     return TableSchema(
         features=tuple(_feature(table, name, shared_N, declared.get(name), standardize) for name in chosen),
-        label=label,
+        label=labels[0],
         client=client,
-        classes=_classes(table, label, shared_N, classes),
+        classes=() if regression else _classes(table, labels[0], shared_N, classes),
+        targets=labels if regression else (),
     )
+
+
+def _require_labels(table: RawTable, labels: Sequence[str], classes: Sequence[Any] | None, regression: bool) -> None:
+    for name in labels:
+        table.column(name, "label=")
+    if len(set(labels)) != len(labels) or not labels:
+        raise DataError(f"label={list(labels)} names no column, or one twice. Name each column that is predicted once.")
+    if regression and classes is not None:
+        raise DataError("classes= is given, but task='regression' has no classes. Leave one of them away.")
+    if not regression and len(labels) > 1:
+        raise DataError(f"label={list(labels)} are several columns, which needs task='regression'. Name one.")
 
 
 def _feature(
@@ -209,7 +229,7 @@ def _classes(table: RawTable, label: str, shared_N: Mask, declared: Sequence[Any
         row = int(np.flatnonzero(shared_N)[np.isfinite(values) & (values != np.round(values))][0])
         raise DataError(
             f"{table.place(row)}, column {label!r}: the label {text(cells[row])!r} is no class. Labels are words or "
-            "whole numbers; group measured values into classes."
+            "whole numbers; group measured values into classes, or say task='regression'."
         )
     return in_order({cell for cell in map(text, cells[shared_N]) if cell is not None})
 

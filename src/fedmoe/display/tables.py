@@ -1,6 +1,6 @@
 """Tables in the terminal. Needs no tensors: what is shown has been computed, or stored, before."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,21 +9,25 @@ from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
-from fedmoe.report.markdown import class_blocks, metric_text, percent, score_text
+from fedmoe.report.markdown import class_blocks, figure_text, metric_text, score_text
 
 if TYPE_CHECKING:
     from fedmoe.data.available import SourceStatus
     from fedmoe.explain import Explanation
     from fedmoe.partition.split import Split
 
+SHOWN_ROWS = 20  # of a table of predictions
+
 
 def score_table(results: Sequence[RunRecord], title: str) -> Table:
-    """Accuracy in percent, mean over clients (and seeds)."""
+    """Accuracy in percent, or RMSE: mean over clients (and seeds)."""
+    figure = figure_of(results)
     seeds = len({result["seed"] for result in results})
     table = Table(
-        title=f"{escape(title)}: accuracy in %, mean over clients"
+        title=f"{escape(title)}: {figure.heading}, mean over clients"
         + (f", ± 95% over {seeds} seeds" if seeds > 1 else ""),
         caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
@@ -41,8 +45,8 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
     ):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
-        cells = [score_text(row[part]) for part in ("own", "global", *new_clients)]
-        cells += [percent(row["own"], key) for key in ("worst_decile", "spread")]
+        cells = [score_text(row[part], figure) for part in ("own", "global", *new_clients)]
+        cells += [figure_text(row["own"], key, figure) for key in ("worst_decile", "spread")]
         table.add_row(escape(row["title"]), *cells, *(metric_text(row["metrics"].get(name)) for name in metrics))
     return table
 
@@ -149,3 +153,17 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def prediction_table(columns: Mapping[str, Sequence[Any]], title: str) -> Table:
+    """The first rows of what a model predicts."""
+    total = len(next(iter(columns.values())))
+    more = f"the first {SHOWN_ROWS} of {total} rows; --to FILE writes all" if total > SHOWN_ROWS else None
+    table = Table(title=escape(title), caption=more)
+    table.add_column("row", justify="right")
+    for name in columns:
+        table.add_column(escape(name), justify="left" if name == "class" else "right", overflow="fold")
+    for row, cells in enumerate(zip(*columns.values(), strict=True)):
+        if row < SHOWN_ROWS:
+            table.add_row(str(row), *(f"{cell:.4f}" if isinstance(cell, float) else escape(cell) for cell in cells))
+    return table

@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from fedmoe.assembly import Parts
-from fedmoe.engines import embedded
+from fedmoe.engines import embedded, ray_pool
+from fedmoe.engines.flower import simulation
 
 # parts, the file of private states, the id of the run -> a `Transport` that is open within a `with`
-ENGINES: dict[str, Callable[[Parts, Path, str], AbstractContextManager[Any]]] = {
+Connect = Callable[[Parts, Path, str], AbstractContextManager[Any]]
+
+ENGINES: dict[str, Connect] = {
     "embedded": embedded.open_transport,
+    "ray": ray_pool.open_transport,
+    "flower": simulation.open_transport,
 }
 
 

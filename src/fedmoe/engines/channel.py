@@ -7,8 +7,8 @@ memory that its tensors are then read from: a fifth of the time for the frames o
 import socket
 import struct
 
-from fedmoe.encoding import Bytes
 from fedmoe.errors import MessageError
+from fedmoe.framing import Bytes
 
 ROOM = 1 << 20  # bytes that may be on their way before a sender waits; the system may grant less
 MAX_FRAME_BYTES = 16 << 30  # a frame of 16 GiB holds a hundred models of forty million weights

@@ -59,6 +59,7 @@ class InProcess:
     """One worker, in this process."""
 
     trusted = True  # the worker is this program: an error that it reports is one of this run
+    one_store = True
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -87,6 +88,7 @@ class Forked:
     """
 
     trusted = True
+    one_store = True
 
     def __init__(self, worker: Worker, num_workers: int, retries: int = 0) -> None:
         self._worker, self._num_workers, self._retries = worker, num_workers, retries
@@ -183,7 +185,8 @@ class Forked:
             self._start_worker(place)
         except OSError as error:
             raise _not_started(1, error) from error
-        return f"worker {gone.pid} ended with exit code {gone.exitcode} in the middle of its work"
+        how = f"worker {gone.pid} ended with exit code {gone.exitcode} in the middle of its work"
+        return f"{how} (-9 is usually the system running out of memory)"
 
     def _wake(self) -> None:
         """The round is to be ended: a worker that somebody stopped (SIGSTOP) would never end it."""

@@ -27,6 +27,7 @@ from fedmoe.engines.score_replies import read_scores
 from fedmoe.engines.update_checks import UpdateLimits
 from fedmoe.errors import MessageError, RunError
 from fedmoe.evaluation.metrics import Score
+from fedmoe.evaluation.score_message import VALIDATION
 from fedmoe.wire import message
 
 VersionOf = Callable[[ClientId], int]  # the state version that a message names for a client
@@ -94,7 +95,7 @@ class Messenger:
 
         Cohorts are cut before finished ones are skipped, so that a stop changes no client's company.
         """
-        done = set(self._ask({"do": "personalized", "version": final_version}))
+        done = set(self._ask(lambda _: {"do": "personalized", "version": final_version}, delivered))
         cohorts = self.cohorts(delivered, self.algorithm.delivery[-1], most=-(-len(delivered) // 2))
         yield sorted(client for cohort in cohorts if done.issuperset(cohort.clients) for client in cohort.clients)
         rest = [cohort for cohort in cohorts if not done.issuperset(cohort.clients)]
@@ -105,12 +106,29 @@ class Messenger:
         self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
     ) -> Iterator[list[Score]]:
         """Client by client, of the models before personalisation and, with a `final` version, after it."""
-        reply_to = f"score:{step}"
-        header = {"do": "score", "final": final, "send": True, "reply_to": reply_to}
+        header = {"do": "score", "final": final, "send": True, "reply_to": f"score:{step}"}
+        yield from self._scores(header, delivered, step, version_of, manifest)
+
+    def validation_scores(
+        self, delivered: dict[ClientId, Tree], step: int, version_of: VersionOf, manifest: Manifest
+    ) -> list[Score]:
+        """Of the models before personalisation, on opted-in validation records."""
+        header = {"do": "validate", "reply_to": f"validate:{step}"}
+        return [score for scores in self._scores(header, delivered, step, version_of, manifest) for score in scores]
+
+    def _scores(
+        self,
+        header: Mapping[str, Any],
+        delivered: dict[ClientId, Tree],
+        step: int,
+        version_of: VersionOf,
+        manifest: Manifest,
+    ) -> Iterator[list[Score]]:
         lost = set(delivered)
         for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
             lost -= set(cohort.clients)
-            yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients, self.metrics)
+            scores = read_scores(cohort, header["reply_to"], frame, manifest, step, self.num_clients, self.metrics)
+            yield [score for score in scores if (score.data == VALIDATION) == (header["do"] == "validate")]
         for client in sorted(lost):
             manifest.reject(step, "score", client, str(NO_REPLY.rejection))
 
@@ -123,12 +141,26 @@ class Messenger:
             pass
 
     def drop_superseded(self, versions: Mapping[ClientId, tuple[int, int]]) -> None:
-        self._ask({"do": "drop", "states": [[client, *these] for client, these in versions.items()]})
+        def request(clients: Iterable[ClientId]) -> dict[str, Any]:
+            return {"do": "drop", "states": [[client, *versions[client]] for client in clients]}
+
+        self._ask(request, versions)
+
+    def forget(self, version: int, clients: Iterable[ClientId]) -> None:
+        self._ask(lambda _: {"do": "forget", "version": version}, clients)
 
     def missing(self, versions: Mapping[ClientId, int]) -> list[ClientId]:
-        """Which of these private states nobody has."""
-        wanted = [[client, version] for client, version in versions.items()]
-        return self._ask({"do": "find_missing", "states": wanted})
+        """Which of these private states nobody has.
+
+        Of nodes that may not be there at the moment nothing is known: one that lost its state says so when it is asked
+        to go on from it, and is rejected until its owner puts it back.
+        """
+        if not self.transport.one_store:
+            return []
+        return self._ask(
+            lambda clients: {"do": "find_missing", "states": [[client, versions[client]] for client in clients]},
+            versions,
+        )
 
     def count_down(self, manifest: Manifest, exchange: str, broadcasts: Mapping[ClientId, Tree]) -> None:
         times = Counter(map(id, broadcasts.values()))
@@ -195,13 +227,21 @@ class Messenger:
                 raise error
             yield cohorts[index], frame
 
-    def _ask(self, header: dict[str, Any]) -> list[ClientId]:
-        """One of the workers, about what all of them share: which clients it is so of."""
-        for _, frame in self.transport.run([frame_of(header, Cohort([], []), {})]):
-            if error := reported_error(frame):
-                raise error
-            return list(read_header(frame, clients=list)["clients"])
-        raise RunError(f"no worker replied to {header['do']!r}. Run the same command again to resume.")
+    def _ask(
+        self, request: Callable[[Iterable[ClientId]], dict[str, Any]], clients: Iterable[ClientId]
+    ) -> list[ClientId]:
+        """Which of the clients it is so of: one worker is asked about the store that all share, or each client's own
+        node. A node that does not answer is one that it is not so of."""
+        if self.transport.one_store:
+            header = request(clients)
+            for _, frame in self.transport.run([frame_of(header, Cohort([], []), {})]):
+                if error := reported_error(frame):
+                    raise error
+                return list(read_header(frame, clients=list)["clients"])
+            raise RunError(f"no worker replied to {header['do']!r}. Run the same command again to resume.")
+        asked = list(clients)
+        frames = [frame_of(request([client]), Cohort([client], []), {}) for client in asked]
+        return [asked[at] for at, frame in self.transport.run(frames) if _not_done(frame, [asked[at]]) is None]
 
 
 def _not_done(frame: Bytes, clients: list[ClientId]) -> str | None:

@@ -17,6 +17,9 @@ class Transport(Protocol):
     # Whether workers are part of this program: an error that such a one reports ends the run with its own words. What
     # other nodes report is a reason to reject their reply.
     trusted: bool
+    # Whether all workers read and write one store of private states, so that any of them can be asked about it. On real
+    # nodes each has its own client's: a frame then goes to the node of the client that its header names.
+    one_store: bool
 
     def run(self, frames: Sequence[Bytes]) -> Iterator[tuple[int, Bytes]]:
         """(index of the frame, reply), as replies arrive. A reply that is lost or late is left out."""

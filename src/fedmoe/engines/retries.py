@@ -24,8 +24,7 @@ class Retries:
         self._losses[index] += 1
         if self._losses[index] > self._retries:
             raise RunError(
-                f"{how} (-9 is usually the system running out of memory); its cohort was run {self._losses[index]} "
-                f"times, and engine.retries={self._retries}. Run again to resume from the last checkpoint, if need be "
-                "with fewer engine.workers."
+                f"{how}; its cohort was run {self._losses[index]} times, and engine.retries={self._retries}. Run again "
+                "to resume from the last checkpoint, if need be with fewer engine.workers."
             )
         self.waiting.append(index)

@@ -4,7 +4,8 @@ One worker serves many clients in a simulation; on a real node it serves one. Wh
 the worker's own copy of the rules, whatever a request asks for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedmoe import trees, wire
@@ -19,19 +20,22 @@ from fedmoe.engines.state_versions import NONE
 from fedmoe.errors import FedmoeError, MessageError
 from fedmoe.evaluation.metrics import Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
-from fedmoe.evaluation.score_message import score_message
+from fedmoe.evaluation.score_message import VALIDATION, score_message
 from fedmoe.streams import Streams
+from fedmoe.training.inference import clients_of
 
 
 class Worker:
-    """`handle(frame)` does one piece of work on one cohort."""
+    """`handle(frame)` does one piece of work on one cohort. `open_store` is for a store that is not on this machine."""
 
-    def __init__(self, parts: Parts, store: Path, run_id: str) -> None:
+    def __init__(
+        self, parts: Parts, store: Path, run_id: str, open_store: Callable[[Path, str], PrivateStore] = PrivateStore
+    ) -> None:
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
-        self.metrics = parts.metrics
+        self.metrics, self.task = parts.metrics, parts.task
         self.seed = parts.config.seed
-        self._store_path, self._run_id = store, run_id
+        self._open_store = partial(open_store, store, run_id)
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
         self._work = {
@@ -39,6 +43,8 @@ class Worker:
             "personalize": self.personalize,
             "personalized": self.personalized,
             "score": self.score,
+            "validate": self.validate,
+            "forget": self.forget,
             "drop": self.drop,
             "find_missing": self.find_missing,
         }
@@ -49,9 +55,6 @@ class Worker:
         if self._store is None:
             self._store = self._open_store()
         return self._store
-
-    def _open_store(self) -> PrivateStore:
-        return PrivateStore(self._store_path, self._run_id)
 
     def close(self) -> None:
         """Before another fork."""
@@ -109,6 +112,10 @@ class Worker:
         self.store.drop_superseded({client: (version, before) for client, version, before in header["states"]})
         return wire.pack({"clients": [client for client, *_ in header["states"]]})
 
+    def forget(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
+        self.store.forget_from(header["version"])
+        return wire.pack({"clients": header["clients"]})
+
     def find_missing(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
         wanted = dict(header["states"])
         kinds = ["client"] if self.algorithm.client_type is not Nothing else []
@@ -117,7 +124,7 @@ class Worker:
         return wire.pack({"clients": sorted(client for client in wanted if not all(client in have for have in found))})
 
     def score(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
-        """Scores are sent where the worker's own rules allow it, else kept."""
+        """Scores are sent where the worker's own rules allow it, else kept: whoever asks is told so."""
         clients = header["clients"]
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = self._client_states(received, header)
@@ -125,11 +132,31 @@ class Worker:
         if header["send"] and all(map(self._sends_scores, clients)):
             reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
             return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
-        if header["send"]:
-            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         version = header["final"] or max(header["state_versions"]) + 1
         self.store.save("scores", dict(zip(clients, map(score_message, scored), strict=True)), version)
+        if header["send"]:
+            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         return wire.pack({"clients": clients})
+
+    def validate(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        """Scores that may end the rounds: of clients that train, on opted-in validation records alone."""
+        clients = header["clients"]
+        self._require_permission("validation", clients)
+        if not all(map(self._sends_scores, clients)):
+            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
+        received = self._received(self.algorithm.delivery[-1], header, blobs)
+        states = self._client_states(received, header)
+        scored = [self._validation_scores(*one) for one in zip(received, states, clients, strict=True)]
+        reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
+        return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
+
+    def _validation_scores(self, shared: Tree, state: Tree, client: ClientId) -> list[Score]:
+        (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
+        if not len(rows.y):
+            return []
+        predict = self.algorithm.predict
+        figures = score_examples(lambda x: predict(shared, state, None, x), rows, self.metrics, self.task)
+        return [Score(client, False, "before", VALIDATION, *figures)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)
@@ -160,7 +187,9 @@ class Worker:
         return [
             Score(
                 client, unseen, model, data,
-                *score_examples(lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics),  # type: ignore[misc]
+                *score_examples(
+                    lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics, self.task  # type: ignore[misc]
+                ),
             )
             for model, personal in models.items()
             for data, rows in parts.items()

@@ -1,4 +1,4 @@
-"""Where training stands after a round: accuracy before personalisation, and what it has cost in bytes so far."""
+"""Where training stands after a round: scores before personalisation, and what they have cost in bytes so far."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -11,9 +11,13 @@ MEANS = {"own": ("own", False), "global": ("global", False), "unseen": ("own", T
 
 
 def curve_point(scores: Sequence[Score], traffic: Mapping[str, int]) -> dict[str, Any]:
-    """Bytes so far, and the mean over clients of each kind of accuracy; None where there is nothing to score."""
+    """Bytes so far, and the mean over clients of each kind of score; None where there is nothing to score."""
     point: dict[str, Any] = {"bytes_up": traffic["bytes_up"], "bytes_down": traffic["bytes_down"]}
     for name, (data, unseen) in MEANS.items():
-        found = [score.accuracy for score in scores if score.data == data and score.unseen == unseen]
+        found = [
+            score.metrics.get("rmse", score.accuracy)
+            for score in scores
+            if score.data == data and score.unseen == unseen
+        ]
         point[name] = fmean(found) if found else None
     return point

@@ -12,7 +12,8 @@ from fedmoe.evaluation.metrics import Score
 from fedmoe.wire import message
 
 MODELS = ("before", "after")
-DATA = ("own", "global", "pooled")
+VALIDATION = "validation"
+DATA = ("own", "global", "pooled", VALIDATION)
 MAX_LOSS = 1e9  # of what is a number at all
 
 
@@ -51,7 +52,7 @@ def scores_in(sent: ScoreMessage, client: ClientId, *, unseen: bool, metrics: Co
 
     A diverged model's loss and a metric that is not defined may be no number; everything else must be in range.
     """
-    _check(sent)
+    _check(sent, is_regression="rmse" in metrics)
     if sent.model.numel() and sent.metrics.keys() != set(metrics):
         raise MessageError(f"it has metrics {sorted(sent.metrics)}, not {sorted(metrics)}")
     others = [{name: sent.metrics[name][row].item() for name in metrics} for row in range(len(sent.model))]
@@ -59,7 +60,7 @@ def scores_in(sent: ScoreMessage, client: ClientId, *, unseen: bool, metrics: Co
     return [Score(client, unseen, MODELS[m], DATA[d], *rest) for m, d, *rest in columns]
 
 
-def _check(sent: ScoreMessage) -> None:
+def _check(sent: ScoreMessage, *, is_regression: bool) -> None:
     count = len(MODELS) * len(DATA)
     kinds = {"model": torch.int64, "data": torch.int64, "examples": torch.int64}
     columns = {**sent._asdict(), **{f"metrics/{name}": column for name, column in sent.metrics.items()}}
@@ -73,6 +74,10 @@ def _check(sent: ScoreMessage) -> None:
         if bool((column.abs() > MAX_LOSS).any()):
             raise MessageError(f"the metric {name!r} is beyond {MAX_LOSS:g}, which no mean would survive")
     ranges = {"model": (0, len(MODELS) - 1), "data": (0, len(DATA) - 1), "accuracy": (0, 1), "examples": (1, 2**53)}
+    if is_regression:
+        del ranges["accuracy"]
+        if not bool(sent.accuracy.isnan().all()):
+            raise MessageError("it has an accuracy, but this is a regression")
     for name, (low, high) in ranges.items():
         column = getattr(sent, name)
         if not bool(((column >= low) & (column <= high)).all()):

@@ -68,6 +68,9 @@ class Network:
         self._body: Kernel | None = None  # the kernels up to the output layer's input
         self._output_names: tuple[str, str | None] = ("", None)
 
+    def __repr__(self) -> str:
+        return f"<Network {self.name}: {self.num_weights:,} weights>"
+
     def __call__(self, params: Tensors, x: Tensor, *, training: bool = False) -> Tensor:
         if self.native:
             return self.native(self._weights_of(self.native, params), x)

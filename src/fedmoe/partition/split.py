@@ -58,6 +58,12 @@ class Split:
     own_test: Literal["train", "test"] = "test"
     domains: Indices | None = None
 
+    def __repr__(self) -> str:
+        rows = (
+            f"{len(self.train.rows)} training, {len(self.validation.rows)} validation, {len(self.test.rows)} test rows"
+        )
+        return f"<Split: {self.num_clients} clients and {self.num_unseen} unseen; {rows}>"
+
     @property
     def digest(self) -> str:
         """A hash of every assignment: two runs on one split have the same one."""

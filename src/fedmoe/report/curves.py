@@ -1,8 +1,9 @@
-"""Learning curves: accuracy before personalisation against rounds, and against what was sent so far."""
+"""Learning curves: scores before personalisation against rounds, and against what was sent so far."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import RunRecord
 from fedmoe.report import svg
 from fedmoe.report.figures import curve
@@ -28,14 +29,15 @@ def learning_curve(results: Sequence[RunRecord], kind: str, against: str) -> str
     frame = Frame(68, 20.0 + 22 * len(lines), svg.WIDTH - 16, 300.0 + 22 * len(lines))
     across, up = zip(*(point for _, points in lines for point in points), strict=True)
     x = Scale(0, max(across), frame.left, frame.right)
-    y = Scale(*svg.domain(up, 0.04, (0, 1)), frame.bottom, frame.top)
+    figure = figure_of(results)
+    y = Scale(*svg.domain(up, 0.04, figure.limits), frame.bottom, frame.top)
     return svg.document(
         f"curve-{kind}-{against}",
-        f"Accuracy on {KINDS[kind]} over {'rounds' if against == 'round' else 'bytes sent'}",
-        "; ".join(f"{method.title}: {points[-1][1]:.1%} in the end" for method, points in lines),
+        f"{figure.name} on {KINDS[kind]} over {'rounds' if against == 'round' else 'bytes sent'}",
+        "; ".join(f"{method.title}: {figure.with_unit(points[-1][1])} in the end" for method, points in lines),
         frame.bottom + 52,
         svg.x_axis(x, frame, AXES[against], whole=against == "round"),
-        svg.y_axis(y, frame, f"Accuracy on {KINDS[kind]}", percent=True),
+        svg.y_axis(y, frame, f"{figure.name} on {KINDS[kind]}", percent=figure.percent),
         *(curve(i, points, method, method.title, x, y) for i, (method, points) in enumerate(lines)),
     )
 

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmoe.evaluation.figure_of_merit import FigureOfMerit, figure_of
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import svg
 from fedmoe.report.labels import labels
-from fedmoe.report.methods import Method, Row, group, own_accuracies, training_losses
+from fedmoe.report.methods import Method, Row, group, own_scores, training_losses
 from fedmoe.report.svg import Frame, Scale, element, line, number, text
 
 MOST_POINTS = 300
@@ -34,37 +35,43 @@ class Point(NamedTuple):
 
 
 def trade_off(results: Sequence[RunRecord]) -> str:
-    """What each method buys (accuracy on a client's own data) and costs (accuracy on everyone's data)."""
+    """What each method buys (its score on a client's own data) and costs (its score on everyone's data)."""
+    figure = figure_of(results)
     rows = [(i, row) for i, row in enumerate(summarise(results)) if row["own"] and row["global"]]
     if not rows:
         return ""
     frame = Frame(68, 12, svg.WIDTH - 16, max(372.0, 30.0 * len(rows)))
-    x = Scale(*svg.domain(_ends(row["global"] for _, row in rows), 0.04, (0, 1)), frame.left, frame.right)
-    y = Scale(*svg.domain(_ends(row["own"] for _, row in rows), 0.04, (0, 1)), frame.bottom, frame.top)
-    points = [_point(i, row, x, y) for i, row in rows]
+    ends = {part: _ends((row[part] for _, row in rows), figure) for part in ("own", "global")}
+    x = Scale(*svg.domain(ends["global"], 0.04, figure.limits), frame.left, frame.right)
+    y = Scale(*svg.domain(ends["own"], 0.04, figure.limits), frame.bottom, frame.top)
+    points = [_point(i, row, x, y, figure) for i, row in rows]
     return svg.document(
         "trade-off",
-        "Accuracy on own data against accuracy on everyone's data",
+        f"{figure.name} on own data against that on everyone's data",
         "; ".join(point.words for point in points),
         frame.bottom + 52,
-        svg.x_axis(x, frame, "Accuracy on the balanced global test →", percent=True),
-        svg.y_axis(y, frame, "Accuracy on clients' own test data →", percent=True),
+        svg.x_axis(
+            x, frame, f"{figure.name} on the {'balanced ' * figure.percent}global test →", percent=figure.percent
+        ),
+        svg.y_axis(y, frame, f"{figure.name} on clients' own test data →", percent=figure.percent),
         *(_cross(point) for point, (_, row) in zip(points, rows, strict=True) if row["seeds"] > 1),
         *labels([(p.x, p.y, p.title) for p in points], [box for p in points for box in _obstacles(p)], frame),
         *(_marker(point) for point in points),
     )
 
 
-def _ends(cells: Iterable[Row]) -> list[float]:
-    """Both ends of every interval, as far as an accuracy can go."""
+def _ends(cells: Iterable[Row], figure: FigureOfMerit) -> list[float]:
+    """Both ends of every interval, as far as the figure of merit can go."""
+    low, high = figure.limits
     pairs = [(cell["mean"], cell["interval"] or 0.0) for cell in cells]
-    return [min(1.0, max(0.0, mean + side * half)) for mean, half in pairs for side in (-1, 1)]
+    return [min(high, max(low, mean + side * half)) for mean, half in pairs for side in (-1, 1)]
 
 
-def _point(place: int, row: Row, x: Scale, y: Scale) -> Point:
-    left, right = (x(value) for value in _ends([row["global"]]))
-    bottom, top = (y(value) for value in _ends([row["own"]]))
-    words = f"{row['title']}: own {row['own']['mean']:.1%}, global {row['global']['mean']:.1%}"
+def _point(place: int, row: Row, x: Scale, y: Scale, figure: FigureOfMerit) -> Point:
+    left, right = (x(value) for value in _ends([row["global"]], figure))
+    bottom, top = (y(value) for value in _ends([row["own"]], figure))
+    own, everyone = (figure.with_unit(row[part]["mean"]) for part in ("own", "global"))
+    words = f"{row['title']}: own {own}, global {everyone}"
     middle = x(row["global"]["mean"]), y(row["own"]["mean"])
     return Point(place, row["title"], words, *middle, Frame(left, top, right, bottom))
 
@@ -206,27 +213,29 @@ def _colour_key(frame: Frame, most: float) -> str:
 
 
 def per_client(results: Sequence[RunRecord]) -> str:
-    """Accuracy of every client on its own data: one dot per client and seed, a diamond at the mean of a method."""
-    rows = [(m, pooled) for m in group(results) if (pooled := own_accuracies(m))]
+    """Every client on its own data: one dot per client and seed, a diamond at the mean of a method."""
+    figure = figure_of(results)
+    rows = [(m, pooled) for m in group(results) if (pooled := own_scores(m))]
     if not rows:
         return ""
     names = min(200.0, max(svg.text_width(method.title) for method, _ in rows))
     frame = Frame(24 + names, 24, svg.WIDTH - 64, 24 + ROW * len(rows))
-    x = Scale(*svg.domain((a for _, pooled in rows for a in pooled), 0.04, (0, 1)), frame.left, frame.right)
+    x = Scale(*svg.domain((a for _, pooled in rows for a in pooled), 0.04, figure.limits), frame.left, frame.right)
+    shown = figure.with_unit
     return svg.document(
         "per-client",
-        "Accuracy of each client on its own test data",
-        "; ".join(f"{m.title}: {min(p):.1%} to {max(p):.1%}, mean {fmean(p):.1%}" for m, p in rows),
+        f"{figure.name} of each client on its own test data",
+        "; ".join(f"{m.title}: {shown(min(p))} to {shown(max(p))}, mean {shown(fmean(p))}" for m, p in rows),
         frame.bottom + 52,
-        svg.x_axis(x, frame, "Accuracy on the client's own test data →", percent=True),
+        svg.x_axis(x, frame, f"{figure.name} on the client's own test data →", percent=figure.percent),
         text(svg.WIDTH - 8, 14, "Mean", "end", class_="soft"),
-        *(_strip(method, pooled, x, frame.top + (i + 0.5) * ROW) for i, (method, pooled) in enumerate(rows)),
+        *(_strip(method, pooled, x, frame.top + (i + 0.5) * ROW, figure) for i, (method, pooled) in enumerate(rows)),
     )
 
 
-def _strip(method: Method, pooled: Sequence[float], x: Scale, middle: float) -> str:
+def _strip(method: Method, pooled: Sequence[float], x: Scale, middle: float, figure: FigureOfMerit) -> str:
     """Dots that would cover one another are stacked: where many clients are, the strip is thick."""
-    stacks = Counter(round(x(accuracy) / DOT) for accuracy in pooled)
+    stacks = Counter(round(x(score) / DOT) for score in pooled)
     gap = min(DOT, (ROW - 12) / max(stacks.values()))
     dots = "".join(
         f"M{number(DOT * column)} {number(middle + gap * (i - (height - 1) / 2))}h0"
@@ -240,6 +249,6 @@ def _strip(method: Method, pooled: Sequence[float], x: Scale, middle: float) -> 
         text(8, middle + 4, svg.shorten(method.title, x.start - 23.9)),
         element("path", d=dots, stroke="currentColor", stroke_width=DOT - 0.6, stroke_linecap="round", class_="dots"),
         element("path", d=diamond, class_="mean halo"),
-        text(svg.WIDTH - 8, middle + 4, f"{fmean(pooled):.1%}", "end"),
+        text(svg.WIDTH - 8, middle + 4, figure.with_unit(fmean(pooled)), "end"),
         class_=_colour(method.place),
     )

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from fedmoe.evaluation.figure_of_merit import FigureOfMerit, figure_of
 from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import curves, expert_figures, figures
-from fedmoe.report.markdown import class_blocks, metric_text
+from fedmoe.report.markdown import class_blocks, figure_text, metric_text
 from fedmoe.report.methods import Method, Row, client_names, group, rejected_updates
 from fedmoe.report.notes import notes
 from fedmoe.report.svg import colour_rules, element, escape
@@ -55,7 +56,7 @@ def render(results: Sequence[RunRecord], title: str, table: Sequence[Row] | None
     ]
     body = [
         element("header", element("h1", escape(title)), _facts(results)),
-        _summary(summarise(results) if table is None else table, notes(results)),
+        _summary(summarise(results) if table is None else table, figure_of(results), notes(results)),
         *_by_class(results),
         _figures(results),
         _learning(results),
@@ -65,6 +66,11 @@ def render(results: Sequence[RunRecord], title: str, table: Sequence[Row] | None
     ]
     page = element("html", element("head", *head), element("body", element("main", *body)), lang="en")
     return f"<!doctype html>\n{page}\n"
+
+
+def scores_section(results: Sequence[RunRecord]) -> str:
+    """The tables alone, for a notebook."""
+    return element("div", _summary(summarise(results), figure_of(results), notes(results)), *_by_class(results))
 
 
 def _facts(results: Sequence[RunRecord]) -> str:
@@ -87,7 +93,7 @@ def _distinct(values: Iterable[object], between: str = ", ") -> str:
     return escape(between.join(dict.fromkeys(str(value) for value in values)))
 
 
-def _summary(table: Sequence[Row], footnotes: Sequence[str]) -> str:
+def _summary(table: Sequence[Row], figure: FigureOfMerit, footnotes: Sequence[str]) -> str:
     if not table:
         return ""
     kinds = {
@@ -99,16 +105,17 @@ def _summary(table: Sequence[Row], footnotes: Sequence[str]) -> str:
     kinds = {kind: name for kind, name in kinds.items() if any(row.get(kind) for row in table)}
     metrics = list({name: None for row in table for name in row.get("metrics") or {}})
     names = ["Method", *kinds.values(), "Spread", "Worst decile", *(escape(title_of(name)) for name in metrics)]
-    best = {kind: max(row[kind]["mean"] for row in table if row.get(kind)) for kind in kinds}
+    best = {kind: figure.best([row[kind]["mean"] for row in table if row.get(kind)]) for kind in kinds}
     rows = [
         element("th", escape(row["title"]), scope="row")
-        + "".join(_score(row.get(kind), best[kind], len(table)) for kind in kinds)
-        + "".join(element("td", _percent((row.get("own") or {}).get(key))) for key in ("spread", "worst_decile"))
+        + "".join(_score(row.get(kind), best[kind], len(table), figure) for kind in kinds)
+        + "".join(element("td", figure_text(row.get("own"), key, figure)) for key in ("spread", "worst_decile"))
         + "".join(element("td", metric_text((row.get("metrics") or {}).get(name))) for name in metrics)
         for row in table
     ]
     more = "".join(element("p", escape(words), class_="note") for words in footnotes)
-    return element("section", element("h2", "Accuracy, in percent"), _table(names, rows, _how_to_read(table)), more)
+    title = f"{figure.name}, in percent" if figure.percent else figure.name
+    return element("section", element("h2", title), _table(names, rows, _how_to_read(table, figure)), more)
 
 
 def _by_class(results: Sequence[RunRecord]) -> list[str]:
@@ -123,15 +130,17 @@ def _by_class(results: Sequence[RunRecord]) -> list[str]:
     return sections
 
 
-def _how_to_read(table: Sequence[Row]) -> str:
+def _how_to_read(table: Sequence[Row], figure: FigureOfMerit) -> str:
     seeds = max(row["seeds"] for row in table)
+    best, worst = ("highest", "lowest") if figure.higher_is_better else ("lowest", "highest")
+    name = figure.name.lower() if figure.percent else figure.name
     interval = (
         f"± is half of the 95 % interval over {seeds} seeds (Student t)." if seeds > 1 else "One seed: no interval."
     )
     return (
         "Mean over clients after personalisation where there is any; small: before → after it. "
         f"{interval} Spread: standard deviation over clients, own data. "
-        "Worst decile: mean of the tenth of clients with the lowest accuracy, own data. Bold: highest mean."
+        f"Worst decile: mean of the tenth of clients with the {worst} {name}, own data. Bold: {best} mean."
         + (
             " Pooled data: a sample of all clients' validation examples, predicted for a client without data."
             if any(row.get("pooled") for row in table)
@@ -140,19 +149,15 @@ def _how_to_read(table: Sequence[Row]) -> str:
     )
 
 
-def _score(score: Mapping[str, Any] | None, best: float, num_rows: int) -> str:
+def _score(score: Mapping[str, Any] | None, best: float, num_rows: int, figure: FigureOfMerit) -> str:
     if not score:
         return element("td", "–")
-    mean = _percent(score["mean"])
+    mean = figure.text(score["mean"])
     shown = element("b", mean) if num_rows > 1 and score["mean"] == best else mean
     interval = score.get("interval")
     before = score.get("before")
-    more = element("small", f"{_percent(before)} → {mean}") if before is not None else ""
-    return element("td", shown + (f" ± {_percent(interval)}" if interval is not None else ""), more)
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"
+    more = element("small", f"{figure.text(before)} → {mean}") if before is not None else ""
+    return element("td", shown + (f" ± {figure.text(interval)}" if interval is not None else ""), more)
 
 
 def _table(names: Iterable[str], rows: Iterable[str], note: str) -> str:
@@ -169,13 +174,14 @@ def _figures(results: Sequence[RunRecord]) -> str:
         heat = figures.class_counts(counted["class_counts"], counted["class_names"], client_names(counted))
     several = len({r["seed"] for r in results}) > 1
     seed = f" (seed {counted['seed']})" if counted and several else ""
+    up, right, left = ("Higher", "right", "left") if figure_of(results).higher_is_better else ("Lower", "left", "right")
     shown = [
         ("What each method buys and costs", figures.trade_off(results),
-         "Higher is better for each client at home, further right is better on everyone's data"
+         f"{up} is better for each client at home, further {right} is better on everyone's data"
          + ("; a cross is the 95 % interval over seeds." if several else ".")),
         ("Every client", figures.per_client(results),
          f"One dot per client{' and seed' if several else ''}, a diamond at the mean: "
-         "a long tail to the left is clients that a method fails."),
+         f"a long tail to the {left} is clients that a method fails."),
         ("Training", figures.training_curve(results),
          "The loss that clients report while they train together; methods that share the same rounds share a line."),
         ("Who holds what", heat,
@@ -186,7 +192,7 @@ def _figures(results: Sequence[RunRecord]) -> str:
 
 def _learning(results: Sequence[RunRecord]) -> str:
     shown = [
-        (f"Accuracy on {what}", curves.learning_curve(results, kind, against),
+        (f"{figure_of(results).name} on {what}", curves.learning_curve(results, kind, against),
          f"Before personalisation, against {how}; mean over clients and seeds.")
         for kind, what in curves.KINDS.items()
         for against, how in (("round", "rounds"), ("bytes", "the bytes of all messages so far"))

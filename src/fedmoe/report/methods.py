@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import RunRecord
 
 Row = Mapping[str, Any]  # one method of the summary table, as made by `fedmoe.evaluation.summary`
@@ -27,23 +28,24 @@ def group(results: Iterable[RunRecord]) -> list[Method]:
     return [Method(place, title, tuple(found)) for place, (title, found) in enumerate(runs.items())]
 
 
-def own_accuracies(method: Method) -> list[float]:
+def own_scores(method: Method) -> list[float]:
     """One per client that took part in training, and seed: after personalisation where there is any, else before."""
-    return [accuracy for run in method.runs for _, accuracy in _own_scores(run)]
+    return [score for run in method.runs for _, score in _own_scores(run)]
 
 
 def weakest_clients(method: Method, most: int = 3) -> list[tuple[str, float]]:
-    """Names and mean accuracies of the clients that the method serves worst; empty where clients have no names.
+    """Names and mean scores of the clients that the method serves worst; empty where clients have no names.
 
     Numbered clients of a drawn split are left out: client 3 of one seed is not client 3 of another.
     """
     found: dict[str, list[float]] = defaultdict(list)
     for run in method.runs:
         names = client_names(run)
-        for client, accuracy in _own_scores(run):
+        for client, score in _own_scores(run):
             if client in names:
-                found[names[client]].append(accuracy)
-    return sorted(((name, fmean(values)) for name, values in found.items()), key=lambda pair: pair[1])[:most]
+                found[names[client]].append(score)
+    means = [(name, fmean(values)) for name, values in found.items()]
+    return sorted(means, key=lambda pair: pair[1], reverse=not figure_of(method.runs).higher_is_better)[:most]
 
 
 def client_names(run: RunRecord) -> dict[int, str]:
@@ -54,7 +56,8 @@ def client_names(run: RunRecord) -> dict[int, str]:
 def _own_scores(run: RunRecord) -> list[tuple[int, float]]:
     last = "after" if any(score["model"] == "after" for score in run["scores"]) else "before"
     own = (s for s in run["scores"] if s["data"] == "own" and not s["unseen"] and s["model"] == last)
-    return [(score["client"], float(score["accuracy"])) for score in own]
+    figure = figure_of([run])
+    return [(score["client"], figure.of(score)) for score in own]
 
 
 def rejected_updates(run: RunRecord) -> int:

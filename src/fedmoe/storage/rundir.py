@@ -26,7 +26,8 @@ from fedmoe.storage.metrics import MetricsFile
 
 # Where and how fast a run is computed does not make it another run.
 FREE_TO_CHANGE = (
-    "name", "engine.workers", "engine.retries", "data.folder", "compare", "schedule.checkpoint_every",
+    "name", "engine.workers", "engine.retries", "engine.address", "engine.flower.deadline",
+    "engine.flower.join_seconds", "data.folder", "compare", "schedule.checkpoint_every",
     "recorded.versions", "recorded.run_id",
 )  # fmt: skip
 
@@ -107,6 +108,12 @@ class RunDirectory:
                     "Use another directory (--dir), or delete that one."
                 )
         return recorded
+
+    def record_rounds(self, rounds: int) -> None:
+        """More of them than the run was begun with."""
+        known = self.read_config()
+        changed = {**known, "schedule": {**known["schedule"], "rounds": rounds}}
+        write_atomically(self.config, tomli_w.dumps(changed).encode())
 
     def read_config(self) -> dict[str, Any]:
         """What `record_config` wrote. Raises FileNotFoundError where no run is."""

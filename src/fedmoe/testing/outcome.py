@@ -122,13 +122,18 @@ def run_algorithm(
     """Rounds, release if asked, delivery, personalisation, scores. `through` may put something around the transport."""
     parts = tiny_parts(algorithm, federation, **options)
     with opened(parts, store) as transport:
-        session, records = Session(parts, through(transport)), []
-        while not session.is_trained:
-            records.append(session.next_round())
-        session.deliver(range(federation.num_clients + federation.num_unseen))
-        if algorithm.personalize:
-            list(session.personalize())
-        scores = sorted(score for batch in session.score() for score in batch)
+        return run_session(parts, through(transport), store)
+
+
+def run_session(parts: Parts, transport: Transport, store: Path) -> Outcome:
+    """A whole run through an open transport; its private states are read from `store`."""
+    session, records = Session(parts, transport), []
+    while not session.is_trained:
+        records.append(session.next_round())
+    session.deliver(range(parts.federation.num_clients + parts.federation.num_unseen))
+    if parts.algorithm.personalize:
+        list(session.personalize())
+    scores = sorted(score for batch in session.score() for score in batch)
     return Outcome(session.server, session.delivered, records, scores, session.manifest.as_dict(), read_private(store))
 
 

@@ -56,6 +56,7 @@ class Around:
     """A transport around another one."""
 
     trusted = True
+    one_store = True
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner

@@ -1,0 +1,64 @@
+"""Commands that put a personal model to work: predict, export, serve. None of them needs a client's training data."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedmoe.cli_options import console, path
+
+if TYPE_CHECKING:
+    from fedmoe.result import Result
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="The folder of a finished run.")]
+Client = Annotated[str, typer.Option(help="Whose model: the client's name, or its number where it has none.")]
+Expert = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FACTORY", help="The expert that was passed to fedmoe.run, if one was."),
+]
+Gate = Annotated[str | None, typer.Option(metavar="MODULE:FACTORY", help="The gate, likewise.")]
+Algorithm = Annotated[str | None, typer.Option(metavar="MODULE:FACTORY", help="The algorithm, likewise.")]
+
+
+def predict_command(
+    run: RunFolder,
+    client: Client,
+    data: Annotated[Path, typer.Option(parser=path, metavar="FILE", help="Rows: .csv, .parquet, or .npz with x.")],
+    to: Annotated[
+        Path | None, typer.Option(parser=path, metavar="FILE", help="A .csv or .parquet file; default: a table here.")
+    ] = None,
+    expert: Expert = None,
+    gate: Gate = None,
+    algorithm: Algorithm = None,
+) -> None:
+    """What a client's personal model says of new rows: the class, and the probability of each.
+
+    Rows of a CSV or parquet file are read as the table was that the run was trained on; other columns do not matter.
+
+    Example: fedmoe predict runs/wards --client north --data new_patients.csv --to predicted.csv
+    """
+    from fedmoe.deployment.predictions import predict, reader_of, write_predictions
+    from fedmoe.display.tables import prediction_table
+
+    result = open_run(run, expert, gate, algorithm)
+    model = result.personal_model(client)
+    predictions = predict(model, reader_of(result).file(data))
+    if to is None:
+        console.print(prediction_table(predictions.columns(), f"{model.facts.client}: {data.name}"))
+    else:
+        write_predictions(predictions, to)
+        console.print(f"{len(predictions.classes)} rows: {to}", highlight=False, markup=False)
+
+
+def open_run(run: Path, expert: str | None, gate: str | None, algorithm: str | None) -> "Result":
+    """A finished run; parts of the user's own by import strings."""
+    from fedmoe import import_strings
+    from fedmoe.loading import load
+
+    given = {"expert": expert, "gate": gate, "algorithm": algorithm}
+    parts = {name: import_strings.load(f"--{name}", text) for name, text in given.items() if text is not None}
+    return load(run, **parts)
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command(name="predict")(predict_command)
