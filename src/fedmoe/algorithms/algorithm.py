@@ -212,6 +212,11 @@ class Algorithm(NamedTuple):
     # Private parts that clients release to the others; runs after all that, and only where the config allows it.
     release: Exchange | None = None
     expert_weights: ExpertWeights | None = None  # of a mixture: whom a prediction is due to
+    # Why noised steps in `local_update` do not make what it sends private, or None where whatever it sends depends on
+    # broadcasts, noised steps and what those came to alone.
+    no_guarantee: str | None = "it does not say that what it sends comes from noised steps alone"
+    adds_noise_anyway: bool = False  # may be run with noise that guarantees nothing, to be compared with
+    counts_labels: bool = False  # reads label frequencies in `local_update`: they are noised once, and charged
     # Why it cannot predict numbers, or None where it takes predictions, losses and mixtures from `setup.task`.
     no_regression: str | None = "it was written for classes"
 

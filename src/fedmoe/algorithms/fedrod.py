@@ -46,6 +46,7 @@ def fedrod(config: FedRodConfig, setup: AlgorithmSetup) -> Algorithm:
     (train,) = plain.round
     return plain._replace(
         no_regression="it weighs the loss by the frequencies of labels",
+        counts_labels=True,
         round=(train._replace(local_update=lambda b, c, data, rng: local_update(setup, b, c, data, rng)),),
         personal_type=PersonalState,
         personalize=lambda b, _client, _personal, data, rng: train_head(setup, b, data, rng),
@@ -58,11 +59,17 @@ def require_output_layer(setup: AlgorithmSetup) -> None:
     _ = setup.expert.num_features
 
 
-def log_label_shares(examples: Examples, num_classes: int) -> Tensor:
-    """(S, C): the logs of the label frequencies of each client."""
+def log_label_shares(examples: Examples, num_classes: int, rng: Streams | None = None) -> Tensor:
+    """(S, C): the logs of the label frequencies of each client.
+
+    With privacy the counts are noised once: every gradient reads them, so one record would else change all of them.
+    """
     real_SN = torch.arange(examples.y.shape[1]) < examples.counts[:, None]
     counts_SC = torch.zeros(len(examples.y), num_classes).scatter_add(1, examples.y, real_SN.to(torch.float32))
-    shares_SC = counts_SC / examples.counts.clamp(min=1)[:, None]
+    if rng is not None and rng.private_steps:
+        noised = [rng.private_steps.noised_counts(*one) for one in zip(rng.clients, counts_SC, strict=True)]
+        counts_SC = torch.stack(noised)
+    shares_SC = counts_SC / counts_SC.sum(1, keepdim=True).clamp(min=1)
     return shares_SC.clamp(min=SMALLEST_SHARE).log()
 
 
@@ -76,7 +83,7 @@ def local_update(
         data,
         rng,
         stop_early=False,
-        logit_offset_SC=log_label_shares(data.train, setup.num_classes),
+        logit_offset_SC=log_label_shares(data.train, setup.num_classes, rng),
     )
     update = Update(fitted.params["model"], data.train.counts.to(torch.float32))
     return client, update, TrainingReport(fitted.loss_S)

@@ -6,6 +6,7 @@ from. Which version of its private state a client starts from is the session's o
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -25,6 +26,7 @@ from fedmoe.engines.steps import Attempt, RoundRecord, Steps
 from fedmoe.errors import RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.partition.split import Indices
 from fedmoe.streams import numpy_stream
 
 # Enough clients for a steady mean, few enough that cost follows the sample and not the population.
@@ -47,6 +49,7 @@ class Session:
         self._delivery_versions: dict[ClientId, int] = {}
         self._delivery_replies: dict[ClientId, list[Any]] = {}
         self._messages = Messenger(parts, transport)
+        self._asked: Counter[ClientId] = Counter()  # in how many rounds each client was
 
     def plan_rounds(self, ended_after: int | None) -> None:
         """As many as the config says, or fewer: `ended_after` is the round that turned out to be the last."""
@@ -66,6 +69,7 @@ class Session:
         `manifest` who was rejected in them."""
         self.step, self.server = step, server
         for record in history:
+            self._asked.update(record["clients"] if record["phase"] == "round" else ())
             self._versions.count(record["round"], record["clients"], self._versions_counted(record))
             self._messages.have_frozen |= {int(client) for sizes in record["sent"].values() for client in sizes}
         self._messages.have_frozen |= {row["client"] for row in self.manifest.rejected if row["exchange"] != "score"}
@@ -187,8 +191,16 @@ class Session:
         if phase != "round":
             return self._everyone
         rng = numpy_stream(self.seed, "sample", step)
-        sampled = self.algorithm.sample(self.server, step, self.federation.participants, rng)
-        return sorted(int(client) for client in sampled)
+        sampled = self.algorithm.sample(self.server, step, self._pool(), rng)
+        clients = sorted(int(client) for client in sampled)
+        self._asked.update(clients)
+        return clients
+
+    def _pool(self) -> Indices:
+        """Who opted in, and has privacy left to spend: how much a round costs is public."""
+        most = self.parts.privacy.max_rounds if self.parts.privacy else None
+        pool = self.federation.participants
+        return pool if most is None else pool[[self._asked[int(client)] < most for client in pool]]
 
     def _exchanges(
         self, attempt: Attempt, phase: Phase, step: int, clients: Sequence[ClientId], *, evaluating: bool = False
