@@ -21,6 +21,7 @@ from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.stopping import reason_to_stop, validation_point
 from fedmoe.models.network import ModuleOrFactory
+from fedmoe.report.runs import read_run
 from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of
 from fedmoe.resuming import (
@@ -173,7 +174,7 @@ class _Run:
                 yield Advanced("score", len({score.client for score in scores}), len(session.delivered))
         if self.config.evaluation.every and session.num_rounds:
             self._record_curve_point(session.num_rounds, scores, traffic)
-        yield self._finish(session, sorted(scores), earlier + time.monotonic() - begun)
+        yield self._finish(session, sorted(scores, key=lambda score: score.place), earlier + time.monotonic() - begun)
 
     def _remember(self, events: Sequence[dict[str, Any]]) -> None:
         self.history = [event for event in events if event["event"] in STEPS]
@@ -254,7 +255,8 @@ class _Run:
 
     def _record_curve_point(self, number: int, scores: Sequence[Score], traffic: dict[str, int]) -> None:
         """Of the learning curve: scores before personalisation."""
-        before = sorted(score for score in scores if score.model == "before")
+        shown = (score for score in scores if score.model == "before" and score.answer == self.algorithm.headline)
+        before = sorted(shown, key=lambda score: score.place)
         self.curve.append(self._record({"event": "curve", "round": number, **curve_point(before, traffic)}))
 
     def _personalize(self, session: Session) -> Iterator[Event]:
@@ -294,7 +296,7 @@ class _Run:
         self.run.write_json(self.run.results, data)
         if len(self.algorithm.delivery) > 1:
             save_delivery(self.run.delivery, session.delivery_record)
-        write_report([data], self.run.path, data["name"])
+        write_report([read_run(self.run.path)], self.run.path, data["name"])
         mark_finished(self.run, self.run_id)
         return Result(data, self.run.path, session)
 

@@ -230,7 +230,9 @@ def test_no_algorithm_sends_or_keeps_them(name, backend):
     if algorithm.personalize:
         personal = algorithm.init_personal(sent, state, 0, 0) if algorithm.init_personal else None
         personal_S = None if personal is None else trees.stack([personal, personal])
-        trees_of.append(algorithm.personalize(received_S, state_S, personal_S, data, rng))
+        delivered = algorithm.delivery[-1].broadcast(server, 0, [trees.pick(trees_of[-1], 0)])
+        delivered_S = trees.stack([delivered, delivered])
+        trees_of += [delivered, algorithm.personalize(delivered_S, state_S, personal_S, data, rng)]
     found = [
         key for tree in trees_of for one in (tree if isinstance(tree, list) else [tree]) for key in trees.to_named(one)
     ]

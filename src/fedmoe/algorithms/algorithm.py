@@ -9,7 +9,7 @@ state, and no function that sends anything is ever handed that.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -189,6 +189,49 @@ class ExpertWeights(Protocol):
     def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> dict[str, Tensor]: ...
 
 
+class PriorFree(Protocol):
+    """Scores (B, classes) of one client that hold no label frequencies: with a log-prior added, and normalised, they
+    are its answer under that prior."""
+
+    def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> Tensor: ...
+
+
+class OwnPrior(Protocol):
+    """The stored log-prior (classes,) of one client: its own label frequencies; uniform before personalisation."""
+
+    def __call__(self, broadcast: Any, client_state: Any, personal: Any, /) -> Tensor: ...
+
+
+class EstimatePrior(Protocol):
+    """The log-prior (classes,) of a batch of unlabelled questions, from their prior-free scores and the own one."""
+
+    def __call__(self, scores_BC: Tensor, own_C: Tensor, /) -> Tensor: ...
+
+
+class LabelPriors(NamedTuple):
+    """How an algorithm answers under label frequencies of the user's choice."""
+
+    prior_free: PriorFree
+    own: OwnPrior
+    estimate: EstimatePrior
+
+
+class Answer(NamedTuple):
+    """One of several ways in which a client answers, each scored under a name of its own."""
+
+    predict: Predict
+    batch_size: int | None = None  # of questions that are answered together, where an answer depends on the others
+    models: frozenset[str] = frozenset(("before", "after"))  # scored before personalisation, after it
+    data: frozenset[str] = frozenset(("own", "global", "pooled"))  # what it is scored on
+    is_candidate: bool = False  # one of those among which the client chose the way in which it answers
+
+
+class Choice(Protocol):
+    """The name of the candidate that a client chose."""
+
+    def __call__(self, personal: Any, /) -> str: ...
+
+
 class Algorithm(NamedTuple):
     server_type: type[Any]
     init_server: InitServer
@@ -219,6 +262,18 @@ class Algorithm(NamedTuple):
     counts_labels: bool = False  # reads label frequencies in `local_update`: they are noised once, and charged
     # Why it cannot predict numbers, or None where it takes predictions, losses and mixtures from `setup.task`.
     no_regression: str | None = "it was written for classes"
+    # Which label frequencies the final answer holds: those of all clients' data, or the client's own. None: not known,
+    # and no answer under other frequencies can be had.
+    frequencies: Literal["pool", "own"] | None = None
+    priors: LabelPriors | None = None
+    # Ways to answer by the names under which they are scored; "" is `predict`. The headline is what tables show first.
+    answers: Mapping[str, Answer] | None = None  # None: `predict` alone
+    headline: str = ""
+    choice: Choice | None = None
+
+    @property
+    def scored_answers(self) -> Mapping[str, Answer]:
+        return {"": Answer(self.predict)} if self.answers is None else self.answers
 
     @property
     def keeps_client_state(self) -> bool:

@@ -25,6 +25,7 @@ from fedmoe.algorithms.local_global_mixture import local_global_mixture
 from fedmoe.algorithms.local_only import LocalOnlyConfig, local_only
 from fedmoe.algorithms.outside import KEY, Entry, entry_of, installed, load_installed
 from fedmoe.algorithms.partial_personalization import PartialPersonalizationConfig
+from fedmoe.algorithms.prior_mixture.algorithm import PriorMixtureConfig, prior_mixture
 from fedmoe.algorithms.scaffold import ScaffoldConfig, scaffold
 from fedmoe.algorithms.specialist_mixture import specialist_mixture
 from fedmoe.errors import ConfigError
@@ -35,6 +36,7 @@ CATALOG = {
     "fine_tuned": Entry(FedAvgConfig, fine_tuned, "Fine-tuned", "fedavg"),
     "specialist_mixture": Entry(FedAvgConfig, specialist_mixture, "Specialist mixture", "fedavg"),
     "local_global_mixture": Entry(FedAvgConfig, local_global_mixture, "Local-global mixture", "fedavg"),
+    "prior_mixture": Entry(PriorMixtureConfig, prior_mixture, "Prior mixture", None),
     "fedmix": Entry(FedMixConfig, fedmix, "FedMix", None),
     "biased_fedavg": Entry(PartialPersonalizationConfig, biased_fedavg, "Biased FedAvg", None),
     "lg_fedavg": Entry(LgFedAvgConfig, lg_fedavg, "Local/Global", None),

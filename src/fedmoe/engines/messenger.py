@@ -124,10 +124,13 @@ class Messenger:
         version_of: VersionOf,
         manifest: Manifest,
     ) -> Iterator[list[Score]]:
+        answers = tuple(self.algorithm.scored_answers) if header["do"] == "score" else ("",)
         lost = set(delivered)
         for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
             lost -= set(cohort.clients)
-            scores = read_scores(cohort, header["reply_to"], frame, manifest, step, self.num_clients, self.metrics)
+            scores = read_scores(
+                cohort, header["reply_to"], frame, manifest, step, self.num_clients, self.metrics, answers
+            )
             yield [score for score in scores if (score.data == VALIDATION) == (header["do"] == "validate")]
         for client in sorted(lost):
             manifest.reject(step, "score", client, str(NO_REPLY.rejection))

@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Exchange, Nothing
 from fedmoe.assembly import Parts
+from fedmoe.clients.federation import take
 from fedmoe.clients.private_store import PrivateStore
-from fedmoe.core_types import ClientId, Tree
+from fedmoe.core_types import ClientId, Examples, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.encoding import Parts as EncodedParts
 from fedmoe.engines.private_replies import PrivateReplies
@@ -24,7 +27,7 @@ from fedmoe.evaluation.metrics import Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.evaluation.score_message import VALIDATION, score_message
 from fedmoe.private_steps import PrivateSteps
-from fedmoe.streams import Streams
+from fedmoe.streams import Streams, torch_stream
 from fedmoe.training.inference import clients_of
 
 
@@ -145,12 +148,13 @@ class Worker:
         clients = header["clients"]
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = self._client_states(received, header)
-        scored = [self._scores(*one, header["final"]) for one in zip(received, states, clients, strict=True)]
+        scored = (self._scores(*one, header["final"]) for one in zip(received, states, clients, strict=True))
+        messages = [score_message(scores, tuple(self.algorithm.scored_answers)) for scores in scored]
         if header["send"] and all(map(self._sends_scores, clients)):
             reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
-            return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
+            return wire.pack(reply, list(map(wire.encode, messages)))
         version = header["final"] or max(header["state_versions"]) + 1
-        self.store.save("scores", dict(zip(clients, map(score_message, scored), strict=True)), version)
+        self.store.save("scores", dict(zip(clients, messages, strict=True)), version)
         if header["send"]:
             raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         return wire.pack({"clients": clients})
@@ -172,8 +176,8 @@ class Worker:
         if not len(rows.y):
             return []
         predict = self.algorithm.predict
-        figures = score_examples(lambda x: predict(shared, state, None, x), rows, self.metrics, self.task)
-        return [Score(client, False, "before", VALIDATION, *figures)]
+        found = score_examples(lambda x: predict(shared, state, None, x), rows, self.metrics, self.task)
+        return [Score(client, False, "before", VALIDATION, *found[:4], reliability=found.reliability)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)
@@ -200,18 +204,35 @@ class Worker:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)
         own = "pooled" if client == self.federation.pooled else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
-        unseen = client >= self.federation.num_clients
         return [
-            Score(
-                client, unseen, model, data,
-                *score_examples(
-                    lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics, self.task  # type: ignore[misc]
-                ),
-            )
+            self._score(name, shared, state, personal, client, model, data, rows)
             for model, personal in models.items()
             for data, rows in parts.items()
-            if len(rows.y)
-        ]  # fmt: skip
+            for name, answer in self.algorithm.scored_answers.items()
+            if len(rows.y) and model in answer.models and data in answer.data
+        ]
+
+    def _score(
+        self,
+        name: str,
+        shared: Tree,
+        state: Tree,
+        personal: Tree,
+        client: ClientId,
+        model: str,
+        data: str,
+        rows: Examples,
+    ) -> Score:
+        """Questions answered together are drawn by the seed: in the order of the data, labels may be sorted."""
+        answer = self.algorithm.scored_answers[name]
+        if answer.batch_size:
+            rows = take(rows, torch.randperm(len(rows.y), generator=torch_stream(self.seed, "questions", client, data)))
+        found = score_examples(
+            lambda x: answer.predict(shared, state, personal, x), rows, self.metrics, self.task, answer.batch_size
+        )
+        chosen = answer.is_candidate and self.algorithm.choice is not None and self.algorithm.choice(personal) == name
+        unseen = client >= self.federation.num_clients
+        return Score(client, unseen, model, data, *found[:4], name, chosen, found.reliability)
 
     def _work_in_private(
         self,

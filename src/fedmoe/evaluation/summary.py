@@ -9,18 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from fedmoe.evaluation.answers import RunRecord as RunRecord
+from fedmoe.evaluation.answers import by_answer
 from fedmoe.evaluation.figure_of_merit import FigureOfMerit, figure_of
 from fedmoe.evaluation.metric_catalog import class_in
 
-RunRecord = dict[str, Any]  # one run, as stored in results.json
 Row = dict[str, Any]
 
 
 def summarise(results: Sequence[RunRecord]) -> list[Row]:
-    """One row per method in the order of first appearance: own, global, unseen and pooled scores; metrics."""
+    """One row per method, then per further answer of one: own, global, unseen and pooled scores; metrics."""
     methods: dict[str, list[RunRecord]] = {}
     figure = figure_of(results)
-    for result in results:
+    for result in by_answer(results):
         methods.setdefault(result["title"], []).append(result)
     return [
         {

@@ -58,6 +58,7 @@ struct Client {
   const int64_t* y;
   const float* second;        // the frozen second expert's log-probability at each row's label; else null
   const float* logit_offset;  // (classes), added to the first network's scores; or null
+  const float* class_weight;  // (classes): the loss of an example is multiplied by that of its label; or null
   float *flat, *mean, *square;
   const float* anchor;           // (P): the gradient of proximal / 2 |flat - anchor|^2 is added; or null
   const float* gradient_offset;  // (P), added to every gradient; or null
@@ -125,8 +126,10 @@ struct ClassifierStep {
       for (size_t m = 0; m < nets.size(); m++) scores[m] = nets[m].scores + b * nets[m].stride();
       for (int64_t c = 0; client.logit_offset && c < classes; c++) scores[0][c] += client.logit_offset[c];
       const float* second = client.second ? client.second + at.order[b] : nullptr;
-      loss += nets.size() == 1 ? cross_entropy(scores.data(), classes, client.y[at.order[b]], 1.f / batch)
-                               : mixture(scores.data(), classes, client.y[at.order[b]], second, 1.f / batch);
+      int64_t label = client.y[at.order[b]];
+      float weight = client.class_weight ? client.class_weight[label] : 1.f;
+      loss += weight * (nets.size() == 1 ? cross_entropy(scores.data(), classes, label, weight / batch)
+                                         : mixture(scores.data(), classes, label, second, weight / batch));
     }
     for (Member& net : nets) net.backward(at.rows);
     return loss / batch;
