@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedmoe.algorithms.algorithm import Algorithm, Nothing
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, TrainingReport, Update, fedavg
+from fedmoe.algorithms.label_priors.frequencies import label_counts
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.models.mixture import negative_log_likelihood
@@ -60,15 +61,8 @@ def require_output_layer(setup: AlgorithmSetup) -> None:
 
 
 def log_label_shares(examples: Examples, num_classes: int, rng: Streams | None = None) -> Tensor:
-    """(S, C): the logs of the label frequencies of each client.
-
-    With privacy the counts are noised once: every gradient reads them, so one record would else change all of them.
-    """
-    real_SN = torch.arange(examples.y.shape[1]) < examples.counts[:, None]
-    counts_SC = torch.zeros(len(examples.y), num_classes).scatter_add(1, examples.y, real_SN.to(torch.float32))
-    if rng is not None and rng.private_steps:
-        noised = [rng.private_steps.noised_counts(*one) for one in zip(rng.clients, counts_SC, strict=True)]
-        counts_SC = torch.stack(noised)
+    """(S, C): the logs of the label frequencies of each client."""
+    counts_SC = label_counts(examples, num_classes, rng)
     shares_SC = counts_SC / counts_SC.sum(1, keepdim=True).clamp(min=1)
     return shares_SC.clamp(min=SMALLEST_SHARE).log()
 

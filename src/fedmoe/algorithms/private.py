@@ -17,10 +17,11 @@ COUNT = "num_examples"  # the field of updates by which clients are weighted
 
 
 def privately(algorithm: Algorithm, clients_per_round: int | None) -> Algorithm:
-    """Clients count alike, report nothing and are not asked for validation losses: the last round is delivered."""
+    """Clients count alike, report nothing, and are asked for no validation or calibration: the last round counts."""
     return algorithm._replace(
         round=tuple(map(_without_counts, algorithm.round)),
         validation=None,
+        after_rounds=(),
         sample=_of_those_left(algorithm.sample, clients_per_round),
     )
 

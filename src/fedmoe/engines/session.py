@@ -14,6 +14,7 @@ from typing import Any
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Exchange
 from fedmoe.assembly import Parts
+from fedmoe.clients.sampling import Drawing
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.delivery import DeliveryRecord
 from fedmoe.engines.frames import shared
@@ -39,6 +40,7 @@ class Session:
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.seed = parts.config.seed
         self.schedule = parts.config.schedule
+        self._drawing = Drawing(parts.federation.participants, self.schedule.pool, self.schedule.anchors)
         self.plan_rounds(None)
         self.step = 0  # done so far
         self.server: Tree = self.algorithm.init_server(self.seed)
@@ -191,16 +193,16 @@ class Session:
         if phase != "round":
             return self._everyone
         rng = numpy_stream(self.seed, "sample", step)
-        sampled = self.algorithm.sample(self.server, step, self._pool(), rng)
-        clients = sorted(int(client) for client in sampled)
-        self._asked.update(clients)
-        return clients
+        sampled = self.algorithm.sample(self.server, step, self._with_budget(self._drawing.others(step)), rng)
+        anchors = self._drawing.draw_anchors(step, numpy_stream(self.seed, "sample anchors", step))
+        drawn = {int(client) for client in (*sampled, *self._with_budget(anchors))} if len(sampled) else set()
+        self._asked.update(drawn)
+        return sorted(drawn)
 
-    def _pool(self) -> Indices:
-        """Who opted in, and has privacy left to spend: how much a round costs is public."""
+    def _with_budget(self, clients: Indices) -> Indices:
+        """Those that have privacy left to spend: how much a round costs is public."""
         most = self.parts.privacy.max_rounds if self.parts.privacy else None
-        pool = self.federation.participants
-        return pool if most is None else pool[[self._asked[int(client)] < most for client in pool]]
+        return clients if most is None else clients[[self._asked[int(client)] < most for client in clients]]
 
     def _exchanges(
         self, attempt: Attempt, phase: Phase, step: int, clients: Sequence[ClientId], *, evaluating: bool = False
