@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from starlette.applications import Starlette
@@ -26,6 +26,9 @@ from fedmoe.evaluation.personal_model import PersonalModel
 
 # A web page that makes its own name point to this machine sends that name as Host: it gets no answer.
 HOSTS = ["127.0.0.1", "localhost"]
+
+
+T = TypeVar("T")
 
 
 class Limits(NamedTuple):
@@ -134,7 +137,7 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-async def within(seconds: float, work: Awaitable[Any], status: int, sentence: str) -> Any:
+async def within(seconds: float, work: Awaitable[T], status: int, sentence: str) -> T:
     try:
         return await asyncio.wait_for(work, seconds)
     except TimeoutError:
