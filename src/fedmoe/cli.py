@@ -199,6 +199,20 @@ add_commands(app)
 cli_sweeps.add_commands(app)
 
 
+@app.command(name="privacy")
+def privacy_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="The folder of a run, finished or not.")],
+) -> None:
+    """What each client has spent of its privacy: steps, noise and epsilon, or why nothing is guaranteed.
+
+    Example: fedmoe privacy runs/mine
+    """
+    from fedmoe.display.privacy import privacy_table
+    from fedmoe.privacy_report import privacy_of
+
+    console.print(privacy_table(privacy_of(run)))
+
+
 def _report(runs: "Sequence[StoredRun]", home: Path, title: str, problems: Sequence[str] = ()) -> None:
     from fedmoe.display.tables import class_tables, score_table
     from fedmoe.report.notes import notes

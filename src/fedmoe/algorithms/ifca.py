@@ -83,6 +83,7 @@ def ifca(config: IfcaConfig, setup: AlgorithmSetup) -> Algorithm:
         sample=uniform_sample(setup.clients_per_round),
         personal_type=PersonalState,
         no_regression=None,
+        no_guarantee="a client sends which model fits its records best, without noise",
         personalize=lambda b, _client, _personal, data, _rng: PersonalState(
             losses_of(setup.expert, setup.personal, b.experts, data.train)
         ),
@@ -98,7 +99,8 @@ def distinct_starts(network: Network, seed: int, count: int) -> Tensors:
     if count > 1 and all(torch.equal(leaf, starts[1][name]) for name, leaf in starts[0].items()):
         raise ConfigError(
             f"all {count} models start with the same weights, so no client could prefer one of them. "
-            "Give a factory that makes fresh modules, such as a class or a lambda, instead of one module."
+            "Give a factory that makes fresh modules, such as a class or a lambda, instead of one module; with "
+            "model.start_from set model.start_noise, such as 0.01."
         )
     return trees.stack(starts)
 

@@ -17,13 +17,16 @@ from fedmoe.clients.federation import take
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.core_types import ClientId, Examples, Tree
 from fedmoe.encoding import Bytes
+from fedmoe.encoding import Parts as EncodedParts
+from fedmoe.engines.private_replies import PrivateReplies
 from fedmoe.engines.protocol import exchanges_of
 from fedmoe.engines.requests import Header, read_request
 from fedmoe.engines.state_versions import NONE
 from fedmoe.errors import FedmoeError, MessageError
-from fedmoe.evaluation.metrics import Score, score_examples
+from fedmoe.evaluation.metrics import Measured, Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.evaluation.score_message import VALIDATION, score_message
+from fedmoe.private_steps import PrivateSteps
 from fedmoe.streams import Streams, torch_stream
 from fedmoe.training.inference import clients_of
 
@@ -41,6 +44,7 @@ class Worker:
         self._open_store = partial(open_store, store, run_id)
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
+        self._private_replies = PrivateReplies.of(parts, store, run_id)
         self._work = {
             "exchange": self.exchange,
             "personalize": self.personalize,
@@ -64,6 +68,8 @@ class Worker:
         if self._store:
             self._store.close()
             self._store = None
+        if self._private_replies:
+            self._private_replies.close()
 
     def handle(self, frame: Bytes) -> Bytes:
         """An error that the user can fix travels back as a frame; a defect of ours raises here."""
@@ -75,26 +81,37 @@ class Worker:
             return wire.pack({"error": type(error).__name__, "message": str(error)})
 
     def exchange(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        self._require_permission(header["phase"], header["clients"])
+        if self._private_replies and header["phase"] == "round":
+            groups, replies = self._private_replies.answer(header, blobs, self._exchange)
+        else:
+            groups, replies = self._exchange(header, blobs, None)
+        return wire.pack({"reply_to": header["reply_to"], "groups": groups}, replies)
+
+    def _exchange(
+        self, header: Header, blobs: Sequence[memoryview], private_steps: PrivateSteps | None
+    ) -> tuple[list[list[ClientId]], list[EncodedParts]]:
+        """The groups of clients that reply together, and their replies. With privacy each replies for itself."""
         clients, version = header["clients"], header["version"]
-        self._require_permission(header["phase"], clients)
         exchange = exchanges_of(self.algorithm, header["phase"])[header["index"]]
         received = self._received(exchange, header, blobs)
         states = self._client_states(received, header)
         shared_S, state_S = _together(received), trees.stack(states)
         rng = Streams(self.seed, f"{header['phase']}:{exchange.name}", header["round"], tuple(clients))
         rng = rng._replace(in_rounds=header["phase"] == "round")
+        sending = rng._replace(private_steps=private_steps)  # private work has none: its noise would help nobody
         data = self.federation.data(clients, opted_in_only=True)
-        new_S, update_S, report_S = exchange.local_update(shared_S, state_S, data, rng)
+        new_S, update_S, report_S = exchange.local_update(shared_S, state_S, data, sending)
         if version is not None:
             self._keep("client", clients, new_S, version)
             self._work_in_private(exchange, header, received, states, shared_S, state_S, rng)
         groups, updates, reports = [clients], [update_S], [report_S]
-        if isinstance(update_S, list):  # of different shapes: each client replies for itself
+        if isinstance(update_S, list) or private_steps:  # of different shapes, or paid for one by one
+            each = update_S if isinstance(update_S, list) else trees.unstack(update_S, len(clients))
             groups = [[client] for client in clients]
-            updates = [trees.stack([update]) for update in update_S]
+            updates = [trees.stack([update]) for update in each]
             reports = [trees.stack([report]) for report in trees.unstack(report_S, len(clients))]
-        reply = {"reply_to": header["reply_to"], "groups": groups}
-        return wire.pack(reply, list(map(wire.encode_reply, updates, reports)))
+        return groups, list(map(wire.encode_reply, updates, reports))
 
     def personalize(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
         clients = header["clients"]
@@ -158,8 +175,10 @@ class Worker:
         (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
         if not len(rows.y):
             return []
-        predict = self.algorithm.predict
-        found = score_examples(lambda x: predict(shared, state, None, x), rows, self.metrics, self.task)
+        found = self._with_own_metrics(
+            score_examples(lambda x: self.algorithm.predict(shared, state, None, x), rows, self.metrics, self.task),
+            shared, state, None, rows,
+        )  # fmt: skip
         return [Score(client, False, "before", VALIDATION, *found[:4], reliability=found.reliability)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
@@ -182,10 +201,12 @@ class Worker:
         return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
 
     def _scores(self, shared: Tree, state: Tree, client: ClientId, final: int | None) -> list[Score]:
-        models: dict[str, Tree | None] = {"before": None} if self.algorithm.round else {}
+        trains = self.algorithm.round or self.algorithm.personalize is None
+        models: dict[str, Tree | None] = {"before": None} if trains else {}
         if final is not None:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)
-        own = "pooled" if client == self.federation.pooled else "own"
+        pooled, validates = client == self.federation.pooled, self.federation.validates(client)
+        own = "pooled" if pooled else "tuning" if validates else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
         return [
             self._score(name, shared, state, personal, client, model, data, rows)
@@ -213,9 +234,19 @@ class Worker:
         found = score_examples(
             lambda x: answer.predict(shared, state, personal, x), rows, self.metrics, self.task, answer.batch_size
         )
+        found = self._with_own_metrics(found, shared, state, personal, rows)
         chosen = answer.is_candidate and self.algorithm.choice is not None and self.algorithm.choice(personal) == name
         unseen = client >= self.federation.num_clients
         return Score(client, unseen, model, data, *found[:4], name, chosen, found.reliability)
+
+    def _with_own_metrics(
+        self, found: Measured, shared: Tree, state: Tree, personal: Tree | None, rows: Examples
+    ) -> Measured:
+        """The algorithm's own metrics beside the others."""
+        if self.algorithm.measure is None:
+            return found
+        own = self.algorithm.measure(shared, state, personal, rows)
+        return found._replace(metrics={**found.metrics, **{name: float(own[name]) for name in self.algorithm.measured}})
 
     def _work_in_private(
         self,
