@@ -143,6 +143,7 @@ def build(
     whole = source.federation
     if config.evaluation.pooled:
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
+    gate = gate_of(config, gate, whole)
     networks = build_networks(config.model, whole, starting(config.model, expert, whole), gate)
     backend = resolve_backend(config, networks)
     weights = class_weights(config, whole)
@@ -185,7 +186,7 @@ def build_without_data(
 ) -> Parts:
     """The parts of a run that is over: what its models need, and nothing to train with. PyTorch computes them."""
     federation = federation_without_data(facts)
-    networks = make_networks(config.model, federation, expert, gate)
+    networks = make_networks(config.model, federation, expert, gate_of(config, gate, federation))
     some_x = torch.zeros(2, *federation.input_shape, dtype=federation.input_dtype)
     common = build_common_expert(config, federation, some_x, expert, common_expert)
     unlabelled = facts.unlabelled_new_clients
@@ -267,6 +268,12 @@ def _require_same_groups(config: ExperimentConfig) -> None:
             f"split.label_groups={of_labels}, but schedule.pool.groups={pool.groups}: a pool would mix clients of "
             "several groups of labels. Give both the same number."
         )
+
+
+def gate_of(config: ExperimentConfig, gate: ModuleOrFactory | None, federation: Federation) -> ModuleOrFactory | None:
+    """The user's, or that of the section [gate]; None: a gate of the expert's kind."""
+    chosen = config.gate
+    return gate if gate is not None or chosen is None else lambda: _model(chosen, federation, 1)
 
 
 def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Module:

@@ -155,6 +155,7 @@ class ExperimentConfig(Section):
     split: SplitConfig = MajoritySplit()
     opt_out: OptOutConfig = OptOutConfig()
     model: ModelConfig = MlpModel()
+    gate: ModelConfig | None = None  # default: the same kind as `model`
     common_expert: CommonExpertConfig | None = None  # a frozen network that every client has (Dun et al. 2023)
     algorithm: AlgorithmChoice = AlgorithmChoice()
     training: TrainingConfig = TrainingConfig()
@@ -294,7 +295,7 @@ def parse_config(table: Mapping[str, Any], algorithm: AlgorithmFactory | None = 
         rest = {key: value for key, value in table.items() if key != "algorithm"}
         return with_algorithm(parse_config(rest), algorithm, table.get("algorithm", {}))
     table = {key: value for key, value in table.items() if not (key == RECORDED and isinstance(value, Mapping))}
-    for section, default in (("split", {"kind": "majority"}), ("model", {"name": "mlp"})):
+    for section, default in (("split", {"kind": "majority"}), ("model", {"name": "mlp"}), ("gate", {"name": "mlp"})):
         if isinstance(given := table.get(section), Mapping):
             table = {**table, section: {**default, **given}}
     require_finite(table)
