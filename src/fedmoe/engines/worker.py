@@ -22,6 +22,7 @@ from fedmoe.evaluation.metrics import Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.evaluation.score_message import VALIDATION, score_message
 from fedmoe.streams import Streams
+from fedmoe.training.devices import predicting_on
 from fedmoe.training.inference import clients_of
 
 
@@ -33,7 +34,7 @@ class Worker:
     ) -> None:
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
-        self.metrics, self.task = parts.metrics, parts.task
+        self.metrics, self.task, self.device = parts.metrics, parts.task, parts.device
         self.seed = parts.config.seed
         self._open_store = partial(open_store, store, run_id)
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
@@ -154,8 +155,8 @@ class Worker:
         (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
         if not len(rows.y):
             return []
-        predict = self.algorithm.predict
-        figures = score_examples(lambda x: predict(shared, state, None, x), rows, self.metrics, self.task)
+        predict = predicting_on(self.device, self.algorithm.predict, shared, state, None)
+        figures = score_examples(predict, rows, self.metrics, self.task)
         return [Score(client, False, "before", VALIDATION, *figures)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
@@ -187,11 +188,10 @@ class Worker:
         return [
             Score(
                 client, unseen, model, data,
-                *score_examples(
-                    lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics, self.task  # type: ignore[misc]
-                ),
+                *score_examples(predict, rows, self.metrics, self.task),
             )
             for model, personal in models.items()
+            for predict in [predicting_on(self.device, self.algorithm.predict, shared, state, personal)]
             for data, rows in parts.items()
             if len(rows.y)
         ]  # fmt: skip

@@ -10,6 +10,7 @@ from fedmoe.core_types import Tree
 from fedmoe.errors import ConfigError
 from fedmoe.setting_types import PositiveFloat
 from fedmoe.training.batch import Batch, Loss, Trainable
+from fedmoe.training.devices import to_device
 
 # By number, by name, or such that every class counts alike in all.
 ClassWeights = Literal["balanced"] | tuple[PositiveFloat, ...] | dict[str, PositiveFloat]
@@ -20,9 +21,17 @@ class ClassWeightedLoss:
 
     def __init__(self, loss: Loss, weights: Sequence[float]) -> None:
         self.loss, self.weights_C = loss, torch.tensor(weights)
+        self._elsewhere: dict[torch.device, Tensor] = {}  # copies on other devices, each made once
 
     def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
-        return self.loss(trainable, frozen, batch) * self.weights_C[batch.y]
+        return self.loss(trainable, frozen, batch) * self._weights_on(batch.y.device)[batch.y]
+
+    def _weights_on(self, device: torch.device) -> Tensor:
+        if device == self.weights_C.device:
+            return self.weights_C
+        if device not in self._elsewhere:
+            self._elsewhere[device] = to_device(self.weights_C, device)
+        return self._elsewhere[device]
 
     def kernel_spec(self, *_: Any) -> str:
         return "training.class_weights is set, which the kernels do not know"
