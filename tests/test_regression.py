@@ -18,7 +18,7 @@ from fedmoe.report.text import clients_text
 
 FEATURES = 3
 WEIGHTS = torch.tensor([[1.0, -2.0], [0.5, 0.0], [0.0, 1.0]])
-REFUSING = {"fedmix", "fedrod", "knn_per"}
+REFUSING = {"fedmix", "fedrod", "knn_per", "prior_mixture"}
 PLAN = {"epochs": 10, "batch_size": 8, "learning_rate": 0.05, "optimizer": "sgd"}
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from fedmoe import assembly
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
@@ -17,10 +19,12 @@ from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS, RoundRecord
 from fedmoe.errors import RunError, Stopped
 from fedmoe.evaluation.curve import curve_point
-from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
+from fedmoe.evaluation.expert_warnings import WINDOW, choice_warnings, expert_warnings
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.stopping import reason_to_stop, validation_point
 from fedmoe.models.network import ModuleOrFactory
+from fedmoe.models.start_weights import write_weights
+from fedmoe.report.runs import read_run
 from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of
 from fedmoe.resuming import (
@@ -82,6 +86,7 @@ def run_events(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
     rounds_of: Path | None = None,
     command: str = "",
     should_stop: Callable[[], bool] = never,
@@ -96,12 +101,21 @@ def run_events(
     run = RunDirectory(directory)
     with run.opened():
         config = _with_recorded_choices(config, run)
-        parts = assembly.build(config, federation=federation, expert=expert, gate=gate, algorithm=algorithm)
+        parts = assembly.build(
+            config,
+            federation=federation,
+            expert=expert,
+            gate=gate,
+            algorithm=algorithm,
+            common_expert=common_expert,
+        )
         parts.algorithm.init_server(config.seed)  # a config that is refused leaves nothing behind
         extended = extend_run(run, parts)
         run_id = record_run(run, parts)
         if parts.source.split is not None:
             parts.source.split.save(run.split)
+        if parts.setup.common is not None:
+            write_weights(run.common_expert, parts.setup.common.constants, parts.setup.common.notes)
         adopted, odd = _adopt(rounds_of, run, parts, run_id) if rounds_of else (None, [])
         started = Started(0, 0, [*parts.notes, *parts.fallback_notes(), *odd], rounds_of=adopted)
         yield from _Run(parts, run, run_id, command, should_stop, connect).events(started, extended=extended)
@@ -175,7 +189,7 @@ class _Run:
                 yield Advanced("score", len({score.client for score in scores}), len(session.delivered))
         if self.config.evaluation.every and session.num_rounds:
             self._record_curve_point(session.num_rounds, scores, traffic)
-        yield self._finish(session, sorted(scores), earlier + time.monotonic() - begun)
+        yield self._finish(session, sorted(scores, key=lambda score: score.place), earlier + time.monotonic() - begun)
 
     def _remember(self, events: Sequence[dict[str, Any]]) -> None:
         self.history = [event for event in events if event["event"] in STEPS]
@@ -234,6 +248,9 @@ class _Run:
         if record.experts:
             loads = [experts["load"] for event in self.history[-WINDOW:] if (experts := event["experts"])]
             warnings += expert_warnings([*loads, record.experts["load"]])
+        if "first_choice" in record.experts:
+            watched = [event["experts"] for event in self.history[-WINDOW:]] + [record.experts]
+            warnings += choice_warnings([experts["first_choice"] for experts in watched if "first_choice" in experts])
         return warnings
 
     def _stop_if_hopeless(self) -> None:
@@ -256,7 +273,8 @@ class _Run:
 
     def _record_curve_point(self, number: int, scores: Sequence[Score], traffic: dict[str, int]) -> None:
         """Of the learning curve: scores before personalisation."""
-        before = sorted(score for score in scores if score.model == "before")
+        shown = (score for score in scores if score.model == "before" and score.answer == self.algorithm.headline)
+        before = sorted(shown, key=lambda score: score.place)
         self.curve.append(self._record({"event": "curve", "round": number, **curve_point(before, traffic)}))
 
     def _personalize(self, session: Session) -> Iterator[Event]:
@@ -296,7 +314,7 @@ class _Run:
         self.run.write_json(self.run.results, data)
         if len(self.algorithm.delivery) > 1:
             save_delivery(self.run.delivery, session.delivery_record)
-        write_report([data], self.run.path, data["name"])
+        write_report([read_run(self.run.path)], self.run.path, data["name"])
         mark_finished(self.run, self.run_id)
         return Result(data, self.run.path, session)
 

@@ -35,7 +35,9 @@ from fedmoe.training.inference import per_example
 from fedmoe.training.optimizers import Adam, Sgd
 from fedmoe.training.rates import Rates, RateSchedule
 
-READERS = ("ifca", "knn_per", "lg_fedavg")  # who look at one number of a client's state to predict
+# Who look at numbers of a client's state to predict, and what they are told: the prior mixture does in every step.
+READERS = {"ifca": (True, False), "knn_per": (True, False), "lg_fedavg": (True, False), "prior_mixture": (True,)}
+LONG = ("prior_mixture",)
 META = torch.device("meta")
 RNG = Streams(0, "test", 1, (0, 1, 2))
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
@@ -167,12 +169,14 @@ def on_meta(name):
     return entry.factory(entry.config(), setup._replace(**trainers))
 
 
-@pytest.mark.parametrize("name", {**CATALOG, **PROBES})
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else []) for name in {**CATALOG, **PROBES}]
+)
 def test_a_whole_run_of_every_algorithm_computes_on_one_device(name, tmp_path, monkeypatch):
     """Training, inference and prediction; whatever losses make themselves is made where they compute. Messages and
     private states are written as bytes, which nothing on the device could be."""
     monkeypatch.setattr(assembly.Parts, "device", META)
-    for answer in (True, False) if name in READERS else (True,):
+    for answer in READERS.get(name, (True,)):
         with OneDevice(answer) as watch:
             outcome = run_algorithm(on_meta(name), tiny_federation(), tmp_path / str(answer) / "store", rounds=1)
         assert watch.computed > 20 and outcome.scores and bool(watch.reads) == (name in READERS)

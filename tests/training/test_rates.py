@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from builders import make_expert, make_gate, tiny_config, tiny_federation, tiny_plan, tiny_setup
+from builders import make_common_expert, make_expert, make_gate, tiny_config, tiny_federation, tiny_plan, tiny_setup
 from fedmoe import assembly, trees
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.algorithms.scaffold import ScaffoldConfig, scaffold
@@ -118,7 +118,8 @@ def config(name, rounds=1, **federated):
 
 def after_the_rounds(config, store):
     """The server's and the clients' states, to the last bit."""
-    parts = assembly.build(config, federation=tiny_federation(), expert=make_expert, gate=make_gate)
+    own = {"expert": make_expert, "gate": make_gate, "common_expert": make_common_expert()}
+    parts = assembly.build(config, federation=tiny_federation(), **own)
     store.parent.mkdir()
     with open_transport(parts, store, RUN_ID) as transport:
         session = Session(parts, transport)
@@ -128,7 +129,7 @@ def after_the_rounds(config, store):
 
 
 QUICK = ("fedavg", "ditto", "apfl", "scaffold", "fedrep", "fedmix")
-IN_ROUNDS = [name for name in CATALOG if name not in ("local_only", "centralized")]
+IN_ROUNDS = [name for name in CATALOG if name not in ("local_only", "centralized", "common_expert")]
 
 
 @pytest.mark.parametrize(

@@ -176,10 +176,15 @@ def observe(before: ServerState, updates: Mapping[ClientId, Update]) -> Observat
 
 
 def validate_model(
-    network: Network, trainer: LocalTrainer, shared: Broadcast, client: Nothing, data: ClientData
+    network: Network,
+    trainer: LocalTrainer,
+    shared: Broadcast,
+    client: Nothing,
+    data: ClientData,
+    logit_offset_SC: Tensor | None = None,
 ) -> tuple[Nothing, ValidationUpdate, NoReport]:
     """A client without validation examples reports 0 of 0 examples; a model that diverged, `DIVERGED_LOSS`."""
-    loss_S = trainer.mean_loss(network, shared.model, data.validation)
+    loss_S = trainer.mean_loss(network, shared.model, data.validation, logit_offset_SC)
     finite_S = loss_S.nan_to_num(DIVERGED_LOSS).clamp(max=DIVERGED_LOSS)
     counts_S = data.validation.counts
     return client, ValidationUpdate(finite_S.where(counts_S > 0, 0.0), counts_S.to(torch.float32)), NoReport()

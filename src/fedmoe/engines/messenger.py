@@ -30,6 +30,7 @@ from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.score_message import VALIDATION
 from fedmoe.wire import message
 
+FROZEN = "frozen weights"  # what manifests call the exchange in which public constants are sent
 VersionOf = Callable[[ClientId], int]  # the state version that a message names for a client
 
 
@@ -54,15 +55,16 @@ class FrozenWeights(NamedTuple):
 
     expert: Tensors
     gate: Tensors
+    constants: Tensors  # of the algorithm: a common expert
 
 
 class Messenger:
     def __init__(self, parts: Parts, transport: Transport) -> None:
         self.algorithm, self.num_clients = parts.algorithm, parts.federation.num_clients
         self.cohort_size, self.transport = parts.cohort_size, transport
-        self.metrics = parts.metrics
+        self.metrics = (*parts.metrics, *self.algorithm.measured)
         self.limits = UpdateLimits(max_norm=parts.config.schedule.max_update_norm)
-        self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen)
+        self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen, dict(self.algorithm.constants))
         self.have_frozen: set[ClientId] = set()  # clients that were sent the frozen weights
 
     def exchange(
@@ -124,10 +126,13 @@ class Messenger:
         version_of: VersionOf,
         manifest: Manifest,
     ) -> Iterator[list[Score]]:
+        answers = tuple(self.algorithm.scored_answers) if header["do"] == "score" else ("",)
         lost = set(delivered)
         for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
             lost -= set(cohort.clients)
-            scores = read_scores(cohort, header["reply_to"], frame, manifest, step, self.num_clients, self.metrics)
+            scores = read_scores(
+                cohort, header["reply_to"], frame, manifest, step, self.num_clients, self.metrics, answers
+            )
             yield [score for score in scores if (score.data == VALIDATION) == (header["do"] == "validate")]
         for client in sorted(lost):
             manifest.reject(step, "score", client, str(NO_REPLY.rejection))
@@ -170,8 +175,8 @@ class Messenger:
     def count_frozen(self, manifest: Manifest, clients: Iterable[ClientId]) -> None:
         """Of clients that are reached for the first time."""
         new = set(clients) - self.have_frozen
-        if new and (self.frozen.expert or self.frozen.gate):
-            manifest.count_down("frozen weights", self.frozen, len(new))
+        if new and any(self.frozen):
+            manifest.count_down(FROZEN, self.frozen, len(new))
         self.have_frozen |= new
 
     def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, most: int | None = None) -> list[Cohort]:

@@ -8,20 +8,23 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Exchange, Nothing
 from fedmoe.assembly import Parts
+from fedmoe.clients.federation import take
 from fedmoe.clients.private_store import PrivateStore
-from fedmoe.core_types import ClientId, Tree
+from fedmoe.core_types import ClientId, Examples, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.engines.protocol import exchanges_of
 from fedmoe.engines.requests import Header, read_request
 from fedmoe.engines.state_versions import NONE
 from fedmoe.errors import FedmoeError, MessageError
-from fedmoe.evaluation.metrics import Score, score_examples
+from fedmoe.evaluation.metrics import Measured, Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.evaluation.score_message import VALIDATION, score_message
-from fedmoe.streams import Streams
+from fedmoe.streams import Streams, torch_stream
 from fedmoe.training.devices import predicting_on
 from fedmoe.training.inference import clients_of
 
@@ -129,12 +132,13 @@ class Worker:
         clients = header["clients"]
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = self._client_states(received, header)
-        scored = [self._scores(*one, header["final"]) for one in zip(received, states, clients, strict=True)]
+        scored = (self._scores(*one, header["final"]) for one in zip(received, states, clients, strict=True))
+        messages = [score_message(scores, tuple(self.algorithm.scored_answers)) for scores in scored]
         if header["send"] and all(map(self._sends_scores, clients)):
             reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
-            return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
+            return wire.pack(reply, list(map(wire.encode, messages)))
         version = header["final"] or max(header["state_versions"]) + 1
-        self.store.save("scores", dict(zip(clients, map(score_message, scored), strict=True)), version)
+        self.store.save("scores", dict(zip(clients, messages, strict=True)), version)
         if header["send"]:
             raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         return wire.pack({"clients": clients})
@@ -156,8 +160,11 @@ class Worker:
         if not len(rows.y):
             return []
         predict = predicting_on(self.device, self.algorithm.predict, shared, state, None)
-        figures = score_examples(predict, rows, self.metrics, self.task)
-        return [Score(client, False, "before", VALIDATION, *figures)]
+        found = self._with_own_metrics(
+            score_examples(predict, rows, self.metrics, self.task),
+            shared, state, None, rows,
+        )  # fmt: skip
+        return [Score(client, False, "before", VALIDATION, *found[:4], reliability=found.reliability)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)
@@ -179,22 +186,51 @@ class Worker:
         return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
 
     def _scores(self, shared: Tree, state: Tree, client: ClientId, final: int | None) -> list[Score]:
-        models: dict[str, Tree | None] = {"before": None} if self.algorithm.round else {}
+        trains = self.algorithm.round or self.algorithm.personalize is None
+        models: dict[str, Tree | None] = {"before": None} if trains else {}
         if final is not None:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)
-        own = "pooled" if client == self.federation.pooled else "own"
+        pooled, validates = client == self.federation.pooled, self.federation.validates(client)
+        own = "pooled" if pooled else "tuning" if validates else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
-        unseen = client >= self.federation.num_clients
         return [
-            Score(
-                client, unseen, model, data,
-                *score_examples(predict, rows, self.metrics, self.task),
-            )
+            self._score(name, shared, state, personal, client, model, data, rows)
             for model, personal in models.items()
-            for predict in [predicting_on(self.device, self.algorithm.predict, shared, state, personal)]
             for data, rows in parts.items()
-            if len(rows.y)
-        ]  # fmt: skip
+            for name, answer in self.algorithm.scored_answers.items()
+            if len(rows.y) and model in answer.models and data in answer.data
+        ]
+
+    def _score(
+        self,
+        name: str,
+        shared: Tree,
+        state: Tree,
+        personal: Tree,
+        client: ClientId,
+        model: str,
+        data: str,
+        rows: Examples,
+    ) -> Score:
+        """Questions answered together are drawn by the seed: in the order of the data, labels may be sorted."""
+        answer = self.algorithm.scored_answers[name]
+        if answer.batch_size:
+            rows = take(rows, torch.randperm(len(rows.y), generator=torch_stream(self.seed, "questions", client, data)))
+        predict = predicting_on(self.device, answer.predict, shared, state, personal)
+        found = score_examples(predict, rows, self.metrics, self.task, answer.batch_size)
+        found = self._with_own_metrics(found, shared, state, personal, rows)
+        chosen = answer.is_candidate and self.algorithm.choice is not None and self.algorithm.choice(personal) == name
+        unseen = client >= self.federation.num_clients
+        return Score(client, unseen, model, data, *found[:4], name, chosen, found.reliability)
+
+    def _with_own_metrics(
+        self, found: Measured, shared: Tree, state: Tree, personal: Tree | None, rows: Examples
+    ) -> Measured:
+        """The algorithm's own metrics beside the others."""
+        if self.algorithm.measure is None:
+            return found
+        own = self.algorithm.measure(shared, state, personal, rows)
+        return found._replace(metrics={**found.metrics, **{name: float(own[name]) for name in self.algorithm.measured}})
 
     def _work_in_private(
         self,

@@ -13,6 +13,7 @@ from fedmoe.core_types import Examples
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metric_catalog import ALWAYS_MEASURED, METRICS, of_class
 from fedmoe.evaluation.metric_catalog import Task as TaskName
+from fedmoe.evaluation.reliability import NO_BINS, Bins, reliability_bins
 from fedmoe.models.task import CLASSIFICATION, Regression, Task
 from fedmoe.training.inference import CHUNK
 
@@ -25,18 +26,42 @@ class Score(NamedTuple):
     client: int
     unseen: bool  # the client never trained with the others
     model: str  # "before" or "after" personalisation
-    data: str  # "own", "global", "pooled": a sample of all clients' validation examples; or "validation" on the way
+    # "own"; "tuning": the same of an unseen client by which settings are chosen; "global"; "pooled": a sample of all
+    # clients' validation examples; or "validation" on the way.
+    data: str
     accuracy: float  # NaN in a regression
     loss: float  # mean negative log-likelihood, or the loss of the regression
     examples: int
     metrics: Mapping[str, float] = {}  # those that the config names; NaN where one is not defined
+    answer: str = ""  # which of the algorithm's answers, where it has several
+    chosen: bool = False  # the candidate that the client chose
+    reliability: Bins = NO_BINS  # results store the sums over clients
 
     def as_dict(self) -> dict[str, Any]:
-        """As results store it: without metrics where there are none, and without an accuracy in a regression."""
-        table = {key: value for key, value in self._asdict().items() if key != "metrics" or value}
+        """As results store it: without what is empty for most, and without an accuracy in a regression."""
+        table = {key: value for key, value in self._asdict().items() if key not in _MAY_BE_EMPTY or value}
+        del table["reliability"]
         if math.isnan(self.accuracy):
             del table["accuracy"]
         return table
+
+    @property
+    def place(self) -> tuple[int, bool, str, str, str]:
+        """What no two scores of a run share: their order."""
+        return self.client, self.unseen, self.model, self.data, self.answer
+
+
+_MAY_BE_EMPTY = ("metrics", "answer", "chosen")
+
+
+class Measured(NamedTuple):
+    """What is measured on some examples: fields of a Score."""
+
+    accuracy: float
+    loss: float
+    examples: int
+    metrics: dict[str, float]
+    reliability: Bins
 
 
 def load_metrics(names: Sequence[str], num_classes: int, task: TaskName = "classification") -> dict[str, Metric]:
@@ -69,15 +94,17 @@ def score_examples(
     rows: Examples,
     metrics: Mapping[str, Metric] | None = None,
     task: Task = CLASSIFICATION,
-) -> tuple[float, float, int, dict[str, float]]:
-    """The last fields of a Score: accuracy, mean loss, how many examples, and the metrics."""
+    batch_size: int | None = None,
+) -> Measured:
+    """Rows are answered so many together where their answers depend on one another, else as many as are fast."""
     with torch.no_grad():
-        predictions_NC = torch.cat([predict(x) for x in rows.x.split(CHUNK)])
+        predictions_NC = torch.cat([predict(x) for x in rows.x.split(batch_size or CHUNK)])
     loss = float(task.losses(predictions_NC, rows.y).double().mean())
     others = {name: _number(name, metric(predictions_NC, rows.y)) for name, metric in (metrics or {}).items()}
     if isinstance(task, Regression):
-        return math.nan, loss, len(rows.y), others
-    return float((predictions_NC.argmax(1) == rows.y).double().mean()), loss, len(rows.y), others
+        return Measured(math.nan, loss, len(rows.y), others, NO_BINS)
+    correct = float((predictions_NC.argmax(1) == rows.y).double().mean())
+    return Measured(correct, loss, len(rows.y), others, reliability_bins(predictions_NC, rows.y))
 
 
 def _number(name: str, value: Any) -> float:

@@ -5,6 +5,7 @@ from typing import Any
 
 from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import RunRecord
+from fedmoe.report.choices import choice_notes
 from fedmoe.report.methods import Method, group, weakest_clients
 
 
@@ -16,6 +17,7 @@ def notes(results: Sequence[RunRecord]) -> list[str]:
         *_not_scored(methods),
         *_server_optimizers(methods),
         *_weakest(methods),
+        *choice_notes(results),
     ]
 
 

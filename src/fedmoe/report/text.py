@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedmoe.evaluation.answers import with_headline
 from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.metric_catalog import class_in, title_of
 from fedmoe.evaluation.summary import RunRecord, final_model, summarise
@@ -35,7 +36,7 @@ def headline(run: RunRecord) -> str:
     """One line: the method, how many clients and rounds, own and global accuracy or error."""
     figure = figure_of([run])
     clients = {score["client"] for score in run["scores"] if not score["unseen"]}
-    (row,) = summarise([run])
+    row, *_ = summarise([run])  # the first is that of its headline
     scores = [
         f"{name} {score_text(row[part], figure)} {'%' if figure.percent else figure.name}"
         for part, name in (("own", "own data"), ("global", "global"))
@@ -99,6 +100,7 @@ def clients_text(run: RunRecord) -> str:
 
 def client_rows(run: RunRecord) -> list[dict[str, Any]]:
     """A dict per client: its name, and how its final model does on its own test rows."""
+    run = with_headline(run)
     names, model = client_names(run) or {}, final_model(run)
     return [
         {

@@ -53,8 +53,8 @@ class MixtureLoss:
     """Of h first + (1 - h) second, for the group named "mixture" with its parts by name.
 
     A classifier's is -log of that mixture of probabilities at the label. The second expert is trained too where the
-    group has a part of its name. Else it is frozen: its weights are given, or its predictions come with the examples,
-    in `batch.extra`.
+    group has a part of its name. Else it is frozen: its predictions come with the examples, in `batch.extra`, or its
+    weights are given. The frozen part "logit_offset", where there is one, is added to the first expert's scores.
     """
 
     expert: Network
@@ -67,23 +67,26 @@ class MixtureLoss:
         own = trainable["mixture"]
         gate_B1 = self.gate(own["gate"], batch.x, training=batch.training)
         first_BC = predictions(self.task, self.expert, own[self.first], batch)
+        if LOGIT_OFFSET in frozen:
+            first_BC = F.log_softmax(first_BC + frozen[LOGIT_OFFSET], dim=-1)
         if self.second in own:
             second_BC = predictions(self.task, self.expert, own[self.second], batch)
-        elif frozen:
-            second_BC = self.task.prediction(self.expert(frozen, batch.x))
-        else:
+        elif self.second in batch.extra:
             second_BC = batch.extra[self.second]
+        else:
+            second_BC = self.task.prediction(self.expert(frozen, batch.x))
         return self.task.losses(self.task.mix(gate_B1, first_BC, second_BC), batch.y)
 
-    def kernel_spec(self, params_S: Tree, data: Examples, _frozen_S: Tree) -> KernelSpec | str:
+    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str:
         if not isinstance(self.task, Classification):
             return NO_KERNEL
         networks = {f"{self.first}/": self.expert, "gate/": self.gate}
+        offset_SC = frozen_S.get(LOGIT_OFFSET)
         if self.second in params_S:
-            return KernelSpec({**networks, f"{self.second}/": self.expert})
+            return KernelSpec({**networks, f"{self.second}/": self.expert}, logit_offset_SC=offset_SC)
         if self.second not in data.extra:
             return f"the frozen expert {self.second!r} is evaluated anew on every batch"
-        return KernelSpec(networks, second_SNC=data.extra[self.second])
+        return KernelSpec(networks, second_SNC=data.extra[self.second], logit_offset_SC=offset_SC)
 
 
 def predictions(task: Task, network: Network, params: Tensors, batch: Batch) -> Tensor:
