@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.algorithms.private import privately
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
 from fedmoe.clients.facts import FederationFacts, federation_without_data, unlabelled_new_clients
@@ -29,6 +30,7 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.models.start_weights import read_weights, starting_from
 from fedmoe.models.task import REGRESSION_LOSSES, Classification, Regression, Task
+from fedmoe.run_privacy import RunPrivacy, resolve_privacy
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
 from fedmoe.training.class_weights import balanced_weights, explicit_weights
 from fedmoe.training.devices import CPU, DeviceName, choose_device
@@ -61,6 +63,7 @@ class Parts:
     setup: AlgorithmSetup  # what the algorithm was made with
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
+    privacy: RunPrivacy | None = None  # where what clients send is differentially private
     given: Given = field(default_factory=Given)  # from which, with the config, another process builds the same parts
 
     def __repr__(self) -> str:
@@ -148,7 +151,7 @@ def build(
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
     networks = build_networks(config.model, whole, starting(config.model, expert, whole), gate)
     _require_targets_of_the_task(config, whole)
-    device = resolve_device(config.engine)
+    device = resolve_device(config.engine, private=config.privacy is not None)
     backend = resolve_backend(config, networks) if device == "cpu" else "batched"
     weights = class_weights(config, whole)
     common = build_common_expert(config, whole, whole.load(0).train.x[:2], expert, common_expert)
@@ -160,6 +163,9 @@ def build(
         config, whole, unlabelled_new_clients(whole), networks, backend, weights, common, torch.device(device)
     )
     made = build_algorithm(config, setup)
+    privacy = resolve_privacy(config, made)
+    if privacy:
+        made = privately(made, setup.clients_per_round)
     whole = with_cached(whole, made.once_of_examples)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") and device == "cpu" else []
     if config.schedule.release and made.release is None:
@@ -171,7 +177,7 @@ def build(
         size = 1
     title = config.algorithm.label or config.algorithm.entry.title
     metrics = load_metrics(config.evaluation.metrics, whole.num_classes, whole.task)
-    return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes), given)
+    return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes), privacy, given)
 
 
 def rebuild(table: Mapping[str, Any], given: Given) -> Parts:
@@ -389,22 +395,23 @@ def _require_targets_of_the_task(config: ExperimentConfig, federation: Federatio
             )
 
 
-def resolve_device(engine: EngineConfig) -> DeviceName:
+def resolve_device(engine: EngineConfig, *, private: bool = False) -> DeviceName:
     """Where to train; `auto` steps back where the other settings need the CPU."""
     device = choose_device(engine.device)
     if device == "cpu":
         return device
     for key, value, fits in (
-        ("name", engine.name, engine.name == "embedded"),
-        ("backend", engine.backend, engine.backend in ("auto", "batched")),
-        ("workers", engine.workers, engine.workers in (None, 1)),
+        ("engine.name", engine.name, engine.name == "embedded"),
+        ("engine.backend", engine.backend, engine.backend in ("auto", "batched")),
+        ("engine.workers", engine.workers, engine.workers in (None, 1)),
+        ("privacy", "…", not private),
     ):
         if not fits and engine.device == "auto":
             return "cpu"
         if not fits:
             raise ConfigError(
-                f"engine.device={device!r} and engine.{key}={value!r} do not go together: on a device one process of "
-                f"the embedded engine trains with the batched backend. Remove engine.{key}, or engine.device."
+                f"engine.device={device!r} and {key}={value!r} do not go together: on a device one process of the "
+                f"embedded engine trains with the batched backend, without noise. Remove {key}, or engine.device."
             )
     return device
 

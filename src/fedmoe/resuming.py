@@ -6,6 +6,7 @@ from typing import Any
 
 from fedmoe.assembly import Parts
 from fedmoe.clients.facts import facts_of
+from fedmoe.clients.privacy_ledger import check_ledger, ledger_beside
 from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId
 from fedmoe.engines.manifest import Manifest
@@ -52,6 +53,11 @@ def _require_extendable(run: RunDirectory, parts: Parts, begun_with: int) -> Non
             f"{run.path} was begun with {begun_with} rounds, and its learning rate falls over all of them "
             "(training.federated.rate_over_rounds): with more rounds every one would be another. Choose another "
             "directory (--dir); with rate_over_rounds.over set, a run can go on."
+        )
+    if parts.privacy is not None:
+        raise RunError(
+            f"{run.path} was begun with {begun_with} rounds, and the budget of its section [privacy] is planned for so "
+            "many. Choose another directory (--dir) for more."
         )
     if stopped := next((event for event in run.read_metrics() if event["event"] == "stopped"), None):
         raise RunError(
@@ -134,6 +140,10 @@ def resume_session(run: RunDirectory, session: Session, checkpoint: Checkpoint |
     if checkpoint is None:
         return []
     records = steps_in(run, checkpoint)
+    if session.parts.privacy and session.transport.one_store:
+        rounds = ((record["sent"], record["round"]) for record in records if record["phase"] == "round")
+        sent = [(int(client), number) for sizes, number in rounds for one in sizes.values() for client in one]
+        check_ledger(ledger_beside(run.private_store), run.read_config()["recorded"]["run_id"], sent)
     session.manifest = Manifest(checkpoint.note["manifest"])
     session.manifest.replay(record["sent"] for record in records)
     session.evaluation_manifest = Manifest(checkpoint.note["evaluation"])

@@ -222,6 +222,8 @@ def test_settings_that_need_the_cpu_are_refused_beside_a_device_and_come_first_t
     ((key, value),) = wrong.items()
     with pytest.raises(ConfigError, match=rf"engine\.device='cuda' and engine\.{key}={value!r} do not go together"):
         assembly.resolve_device(engine(device="cuda", **{"workers": None, **wrong}).engine)
+    with pytest.raises(ConfigError, match="privacy"):
+        assembly.resolve_device(engine(device="cuda", workers=None).engine, private=True)
     assert assembly.resolve_device(engine(device="auto", **{"workers": None, **wrong}).engine) == "cpu"
 
 
