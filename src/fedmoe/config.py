@@ -137,6 +137,9 @@ class EngineConfig(Section):
     name: Literal["embedded", "ray", "flower"] = "embedded"
     workers: PositiveInt | None = None  # default: one per core
     backend: Literal["auto", "native", "batched", "sequential"] = "auto"
+    # Where the batched backend computes, in one process; "auto": cuda or mps where PyTorch finds one and nothing else
+    # here needs the CPU.
+    device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"
     cohort_size: PositiveInt | None = None  # clients trained together: 1 sequential, 16 batched
     retries: NonNegativeInt = 2  # times that a cohort is run again because its worker was lost
     address: str | None = None  # of a Ray cluster, such as "10.0.0.1:6379" or "auto"; default: a Ray of this machine
