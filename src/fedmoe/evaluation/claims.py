@@ -12,9 +12,12 @@ from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import final_model, interval
 
 LEAST_SEEDS = 4
-PARTS = {"own": ("own", False), "global": ("global", False), "unseen": ("own", True), "pooled": ("pooled", True)}
+PARTS = {
+    "own": ("own", False), "global": ("global", False), "unseen": ("own", True), "tuning": ("tuning", True),
+    "pooled": ("pooled", True),
+}  # fmt: skip
 
-Part = Literal["own", "global", "unseen", "pooled"]
+Part = Literal["own", "global", "unseen", "tuning", "pooled"]
 Model = Literal["final", "before"]  # what clients end with, or the state before they personalise
 Verdict = Literal["holds", "does not hold", "undecided"]
 
