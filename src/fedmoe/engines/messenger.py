@@ -122,6 +122,13 @@ class Messenger:
         for _ in self._private_work(header, self._one_by_one(delivered), version_of, step, manifest):
             pass
 
+    def leave_models(
+        self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
+    ) -> Iterator[list[ClientId]]:
+        """Clients whose node has left their personal model as a file of its own."""
+        header = {"do": "export", "final": final}
+        yield from self._private_work(header, self._one_by_one(delivered), version_of, step, manifest)
+
     def drop_superseded(self, versions: Mapping[ClientId, tuple[int, int]]) -> None:
         def request(clients: Iterable[ClientId]) -> dict[str, Any]:
             return {"do": "drop", "states": [[client, *versions[client]] for client in clients]}

@@ -18,6 +18,7 @@ Check = Callable[[Any], bool]
 
 MAX_COUNT = 2**63 - 1  # of rounds and versions: the private store counts in 64 bits
 MAX_REPLY_TO = 200  # characters
+ON_COHORTS = ("exchange", "personalize", "score", "export")  # what is done with broadcasts to some clients
 
 
 def read_request(frame: Bytes, algorithm: Algorithm, num_clients: int) -> tuple[Header, list[memoryview]]:
@@ -31,7 +32,7 @@ def read_request(frame: Bytes, algorithm: Algorithm, num_clients: int) -> tuple[
             raise _wrong(name, header, expected)
     if work in ("drop", "find_missing"):
         _check_clients([client for client, *_ in header["states"]], num_clients, header)
-    if work in ("exchange", "personalize", "score"):
+    if work in ON_COHORTS:
         _check_cohort(header, num_clients, len(blobs))
     if work in ("exchange", "personalize") and (version := header["version"]) is not None:
         _check_later(version, header)
@@ -61,7 +62,7 @@ def _check_later(version: int, header: Header) -> None:
 
 def _check_clients(clients: list[int], num_clients: int, header: Header) -> None:
     if len(set(clients)) != len(clients) or any(client >= num_clients for client in clients):
-        name = "clients" if header["do"] in ("exchange", "personalize", "score") else "states"
+        name = "clients" if header["do"] in ON_COHORTS else "states"
         raise _wrong(name, header, f"different clients from 0 to {num_clients - 1}")
 
 
@@ -101,6 +102,7 @@ FIELDS: Mapping[str, Mapping[str, tuple[Check, str]]] = {
     "personalize": {**COHORT, "version": COUNT},
     "personalized": {"version": COUNT},
     "score": {**COHORT, "final": COUNT_OR_NONE, "send": FLAG, "reply_to": REPLY_TO},
+    "export": {**COHORT, "final": COUNT_OR_NONE},
     "drop": {"states": (_are_rows_of(3), "a list of [client, version, before]")},
     "find_missing": {"states": (_are_rows_of(2), "a list of [client, version]")},
 }  # fmt: skip

@@ -28,13 +28,19 @@ class Worker:
     """`handle(frame)` does one piece of work on one cohort. `open_store` is for a store that is not on this machine."""
 
     def __init__(
-        self, parts: Parts, store: Path, run_id: str, open_store: Callable[[Path, str], PrivateStore] = PrivateStore
+        self,
+        parts: Parts,
+        store: Path,
+        run_id: str,
+        open_store: Callable[[Path, str], PrivateStore] = PrivateStore,
+        keep_model: Callable[[PersonalModel, ClientId], None] | None = None,
     ) -> None:
+        """`keep_model` is where personal models go that this worker is asked to export; else it exports none."""
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.metrics = parts.metrics
         self.seed = parts.config.seed
-        self._open_store = partial(open_store, store, run_id)
+        self._open_store, self._keep_model = partial(open_store, store, run_id), keep_model
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
         self._work = {
@@ -42,6 +48,7 @@ class Worker:
             "personalize": self.personalize,
             "personalized": self.personalized,
             "score": self.score,
+            "export": self.export,
             "drop": self.drop,
             "find_missing": self.find_missing,
         }
@@ -130,6 +137,15 @@ class Worker:
         if header["send"]:
             raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         return wire.pack({"clients": clients})
+
+    def export(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        """Leave the clients' models where this side keeps them; nothing of them is sent."""
+        if self._keep_model is None:
+            raise MessageError("a request asks to export models, but none are exported here.")
+        received = self._received(self.algorithm.delivery[-1], header, blobs)
+        for shared, client, state in zip(received, header["clients"], header["state_versions"], strict=True):
+            self._keep_model(self.personal_model(shared, client, state, header["final"]), client)
+        return wire.pack({"clients": header["clients"]})
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)
