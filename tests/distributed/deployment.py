@@ -84,10 +84,10 @@ class Deployment:
     def register(self, number: int) -> None:
         self.flwr("supernode", "register", f"{self.folder}/keys/node-{number}.pub", "silos")
 
-    def start_node(self, client: int, key: int | None = None, *options: str) -> None:
+    def start_node(self, client: int, key: int | None = None, *options: str, superlink: str = "") -> None:
         key = client if key is None else key
         self.start(
-            f"node-{client}", "fedmoe", "flower", "node", "--superlink", f"127.0.0.1:{self.port}",
+            f"node-{client}", "fedmoe", "flower", "node", "--superlink", superlink or f"127.0.0.1:{self.port}",
             "--root-certificates", f"{self.folder}/keys/ca.crt", "--key", f"{self.folder}/keys/node-{key}",
             "--client", str(client), "--dir", f"{self.folder}/state-{client}", *options,
         )  # fmt: skip
@@ -127,7 +127,7 @@ def kill_group(group: int) -> None:
 
 def kill_process(path: Path) -> None:
     with suppress(ProcessLookupError, ValueError):
-        os.kill(int(path.read_text() or 0) or 2**22, signal.SIGKILL)
+        os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 @contextmanager

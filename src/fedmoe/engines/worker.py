@@ -71,7 +71,10 @@ class Worker:
         try:
             num_clients = self.federation.num_clients + self.federation.num_unseen
             header, blobs = read_request(frame, self.algorithm, num_clients)
-            return self._work[header["do"]](header, blobs)
+            reply = self._work[header["do"]](header, blobs)
+            if header.get("superseded"):
+                self._drop(header["superseded"])
+            return reply
         except FedmoeError as error:
             return wire.pack({"error": type(error).__name__, "message": str(error)})
 
@@ -113,8 +116,11 @@ class Worker:
         return wire.pack({"clients": sorted(self.store.clients("final", header["version"]))})
 
     def drop(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
-        self.store.drop_superseded({client: (version, before) for client, version, before in header["states"]})
+        self._drop(header["states"])
         return wire.pack({"clients": [client for client, *_ in header["states"]]})
+
+    def _drop(self, rows: Sequence[Sequence[int]]) -> None:
+        self.store.drop_superseded({client: (version, before) for client, version, before in rows})
 
     def find_missing(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
         wanted = dict(header["states"])
