@@ -173,9 +173,8 @@ def test_control_routes_do_not_pass_the_proxy(silos: Deployment) -> None:
     config.parent.mkdir()
     ca = silos.folder / "keys" / "ca.crt"
     for port, passes in ((silos.port, True), (silos.proxy, False)):  # type: ignore[attr-defined]
-        config.write_text(
-            f'[superlink]\ndefault = "silos"\n[superlink.silos]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{ca}"\n'
-        )
+        named = f'[superlink.silos]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{ca}"\n'
+        config.write_text(f'[superlink]\ndefault = "silos"\n{named}')
         for command in (["list", "silos"], ["supernode", "register", f"{silos.folder}/keys/node-3.pub", "silos"]):
             done = subprocess.run(
                 ["flwr", *command], env={**silos.environment, "FLWR_HOME": str(config.parent)}, capture_output=True,

@@ -64,6 +64,9 @@ def check_superlink(address: str, root_certificates: Path) -> None:
         raise ConfigError(f"--superlink {address!r} is no address. Write it as host:port, such as fed.example.org:443.")
     try:
         context = ssl.create_default_context(cafile=str(root_certificates))
+    except ssl.SSLError as error:
+        raise ConfigError(f"{root_certificates} holds no certificate in PEM format ({error.reason}).") from error
+    try:
         with (
             socket.create_connection((host, int(port)), CONNECTING_SECONDS) as end,
             context.wrap_socket(end, server_hostname=host),
