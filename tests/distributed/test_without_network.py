@@ -25,8 +25,9 @@ def can_cut_the_network() -> bool:
 @pytest.mark.skipif(not can_cut_the_network(), reason="this system lets nobody make a network of his own (unshare -rn)")
 @pytest.mark.parametrize("test", TESTS)
 def test_it_runs_without_a_network(test: str, tmp_path: Path) -> None:
+    alone = ["unshare", "-rn", sys.executable, str(HERE / "without_network.py")]
     done = subprocess.run(
-        ["unshare", "-rn", sys.executable, str(HERE / "without_network.py"), f"{HERE}/{test}", f"--basetemp={tmp_path}/t"],
+        [*alone, f"{HERE}/{test}", f"--basetemp={tmp_path}/t"],
         capture_output=True, text=True, timeout=500, cwd=HERE.parents[1], stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]

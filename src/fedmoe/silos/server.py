@@ -62,7 +62,7 @@ def serve(grid: Any, run_config: dict[str, Any], config_file: Path) -> Result:
         _say(event)
     assert isinstance(event, Result)
     if personalize:
-        left = [client for clients in event.session.leave_models() for client in clients]
+        left = sorted(client for clients in event.session.leave_models() for client in clients)
         log.info("fedmoe: personal models lie on the nodes of clients %s", left)
     return event
 
