@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fedmoe.display.progress import RunProgress
 from fedmoe.display.tables import score_table
-from fedmoe.experiment import Started
+from fedmoe.experiment import Ended, Started
 
 
 def shown(*events: Any) -> str:
@@ -23,6 +23,15 @@ def test_a_finished_run_is_not_resumed_but_shown() -> None:
     assert "fedavg: resuming after round 60 of 80" in shown(Started(80, 60, []))
     words = shown(Started(60, 60, [], finished=True))
     assert "fedavg: finished before, showing its results" in words and "resuming" not in words
+
+
+def test_rounds_that_were_trained_by_another_algorithm_are_not_resumed() -> None:
+    words = shown(Started(60, 60, [], rounds_of="fedprox"))
+    assert "fedavg: has the same rounds as fedprox, and starts from their end" in words and "resuming" not in words
+
+
+def test_rounds_that_end_early_say_why() -> None:
+    assert "rounds end after 7, since it is [good] enough" in shown(Started(9, 0, []), Ended(7, "it is [good] enough"))
 
 
 def test_notes_are_text_and_no_markup() -> None:

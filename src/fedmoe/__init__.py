@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedmoe.errors import ConfigError, DataError, FedmoeError, MessageError, RunError
 
 if TYPE_CHECKING:
-    from fedmoe.api import build, run
+    from fedmoe.api import build, compare, run
     from fedmoe.assembly import Parts
     from fedmoe.clients.federation import Federation
     from fedmoe.clients.own_data import federation_from_clients
@@ -35,6 +35,7 @@ __all__ = [
     "Split",
     "Table",
     "build",
+    "compare",
     "federation_from_clients",
     "federation_from_table",
     "load",
@@ -51,6 +52,7 @@ _HOMES = {
     "Split": "fedmoe.partition.split",
     "Table": "fedmoe.data.dataset",
     "build": "fedmoe.api",
+    "compare": "fedmoe.api",
     "federation_from_clients": "fedmoe.clients.own_data",
     "federation_from_table": "fedmoe.clients.own_table",
     "load": "fedmoe.loading",

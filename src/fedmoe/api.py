@@ -1,19 +1,25 @@
 """The Python interface: one call from a config, or from the user's own data and modules."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from fedmoe import assembly
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
+from fedmoe.comparison import Comparison, compare_events, finished
 from fedmoe.config import ExperimentConfig, parse_config, read_config, with_algorithm
 from fedmoe.errors import ConfigError
-from fedmoe.experiment import run_events
+from fedmoe.experiment import Event, run_events
 from fedmoe.models.network import ModuleOrFactory
 from fedmoe.paths import expanded
+from fedmoe.report.runs import read_run
+from fedmoe.report.write import write_report
 from fedmoe.result import Result
 
 ConfigLike = ExperimentConfig | Mapping[str, Any] | str | Path
@@ -26,7 +32,10 @@ def run(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
     directory: str | Path | None = None,
+    progress: bool = False,
+    callback: Callable[[Event], object] | None = None,
 ) -> Result:
     """Train, personalise and score; resumes a run that `directory` holds unfinished. Leaves a report there.
 
@@ -37,13 +46,59 @@ def run(
         gate: likewise, with a single output; default: the config's model with one output.
         algorithm: a factory of the user's own, factory(setup) or factory(config: MyConfig, setup); its settings, the
             fields of MyConfig, are what the config has in [algorithm]. See docs/own_algorithm.md.
+        common_expert: a trained module that every client has and nobody trains further, instead of a file of weights.
         directory: where the run lives; default: a new temporary folder.
+        progress: show a bar, in a terminal or a notebook.
+        callback: called with every event: `Started`, a `RoundRecord` for each round, `Advanced` while clients
+            personalise and are scored, and the `Result`. What it raises ends the run, which can be resumed.
     """
     parsed = _parsed(config, federation, expert, gate, algorithm)
-    home = expanded(directory) if directory else Path(tempfile.mkdtemp(prefix="fedmoe-"))
-    *_, last = run_events(parsed, home, federation=federation, expert=expert, gate=gate)
-    assert isinstance(last, Result)
-    return last
+    home = _home(directory)
+    own = {"federation": federation, "expert": expert, "gate": gate, "common_expert": common_expert}
+    events = run_events(parsed, home, **own)  # type: ignore[arg-type]
+    with _watching(progress) as show:
+        for event in events:
+            show(parsed.algorithm.name, event)
+            if callback:
+                callback(event)
+    assert isinstance(event, Result)
+    return event
+
+
+def compare(
+    config: ConfigLike,
+    *,
+    seeds: Sequence[int] | None = None,
+    algorithms: Sequence[str | Mapping[str, Any]] | None = None,
+    federation: Federation | None = None,
+    expert: ModuleOrFactory | None = None,
+    gate: ModuleOrFactory | None = None,
+    directory: str | Path | None = None,
+    progress: bool = False,
+    callback: Callable[[str, Event], object] | None = None,
+) -> Comparison:
+    """Train several algorithms on one split and the same seeds: one table, with intervals over seeds.
+
+    Args:
+        seeds: default: the seed of the config. A federation that is passed stays the same for all of them.
+        algorithms: names, or tables with a name and settings; default: `compare` of the config.
+        callback: called with the label of a run (`fedavg-seed0`) and its event.
+        config, federation, expert, gate, directory, progress: as for `run`; a comparison that was stopped resumes.
+    """
+    parsed = _parsed(config, federation, expert, gate, None)
+    if algorithms is not None:
+        table = parsed.model_dump(mode="json", exclude_unset=True)
+        parsed = parse_config({**table, "compare": list(algorithms)})
+    home, numbers = _home(directory), list(seeds) if seeds is not None else [parsed.seed]
+    events = compare_events(parsed, home, numbers, federation=federation, expert=expert, gate=gate)
+    with _watching(progress) as show:
+        for member, event in events:
+            show(member.label, event)
+            if callback:
+                callback(member.label, event)
+    compared = finished(parsed, home, numbers)
+    write_report([read_run(folder) for folder in compared.runs.values()], home, parsed.name)
+    return compared
 
 
 def build(
@@ -53,10 +108,28 @@ def build(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
 ) -> Parts:
     """Everything that a run needs, built once; the arguments are those of `run`."""
     parsed = _parsed(config, federation, expert, gate, algorithm)
-    return assembly.build(parsed, federation=federation, expert=expert, gate=gate)
+    return assembly.build(parsed, federation=federation, expert=expert, gate=gate, common_expert=common_expert)
+
+
+def _home(directory: str | Path | None) -> Path:
+    return expanded(directory) if directory else Path(tempfile.mkdtemp(prefix="fedmoe-"))
+
+
+@contextmanager
+def _watching(progress: bool) -> Iterator[Callable[[str, Event], None]]:
+    if not progress:
+        yield lambda _label, _event: None
+        return
+    from rich.console import Console  # here, because most runs from Python show nothing
+
+    from fedmoe.display.progress import RunProgress
+
+    with RunProgress(Console()) as shown:
+        yield shown.show
 
 
 def _parsed(

@@ -39,11 +39,15 @@ DataFolder = Annotated[
     Path | None,
     typer.Option("--folder", parser=path, metavar="FOLDER", help="Where data sets are. Default: $FEDMOE_DATA."),
 ]
+Rounds = Annotated[
+    int | None,
+    typer.Option("--rounds", help="As schedule.rounds; a run with fewer rounds goes on, also a finished one.", min=1),
+]
 Workers = Annotated[int | None, typer.Option("--workers", help="Worker processes. Default: one per core.", min=1)]
 
 
-def read(config: Path, changes: list[str] | None, workers: int | None) -> "ExperimentConfig":
+def read(config: Path, changes: list[str] | None, workers: int | None, rounds: int | None = None) -> "ExperimentConfig":
     from fedmoe.config import read_config
 
-    extra = [f"engine.workers={workers}"] if workers else []
-    return read_config(config, [*(changes or []), *extra])
+    extra = {"engine.workers": workers, "schedule.rounds": rounds}
+    return read_config(config, [*(changes or []), *(f"{key}={value}" for key, value in extra.items() if value)])

@@ -1,15 +1,46 @@
 """Several algorithms on one split and the same seeds. Algorithms with the same rounds train them once."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmoe.algorithm_choice import AlgorithmChoice
 from fedmoe.algorithms.catalog import find
+from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig
 from fedmoe.errors import ConfigError
+from fedmoe.evaluation.summary import Row, RunRecord, summarise
 from fedmoe.experiment import Event, never, run_events
+from fedmoe.models.network import ModuleOrFactory
+from fedmoe.report.page import scores_section
+from fedmoe.report.text import summary_text
 from fedmoe.result import Result
+from fedmoe.storage.results import read_results
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `fedmoe.compare` ends with: `results` are those of every run, as results.json holds them."""
+
+    results: list[RunRecord]
+    directory: Path
+    runs: dict[str, Path]  # the folder of each run, for `fedmoe.load`
+
+    @property
+    def rows(self) -> list[Row]:
+        """The table: one row per method, its means over clients and seeds."""
+        return summarise(self.results)
+
+    def summary(self) -> str:
+        return f"{summary_text(self.results)}\n\n{self.directory}"
+
+    def __repr__(self) -> str:
+        methods = ", ".join(row["title"] for row in self.rows)
+        return f"<Comparison of {methods}; seeds {sorted({run['seed'] for run in self.results})}; in {self.directory}>"
+
+    def _repr_html_(self) -> str:
+        return scores_section(self.results)
 
 
 class Member(NamedTuple):
@@ -41,6 +72,9 @@ def compare_events(
     directory: Path,
     seeds: Sequence[int],
     *,
+    federation: Federation | None = None,
+    expert: ModuleOrFactory | None = None,
+    gate: ModuleOrFactory | None = None,
     command: str = "",
     should_stop: Callable[[], bool] = never,
 ) -> Iterator[tuple[Member, Event]]:
@@ -51,6 +85,9 @@ def compare_events(
         for event in run_events(
             member.config,
             member.directory,
+            federation=federation,
+            expert=expert,
+            gate=gate,
             rounds_of=trained.get(key) if key else None,
             command=command,
             should_stop=should_stop,
@@ -58,6 +95,12 @@ def compare_events(
             yield member, event
             if isinstance(event, Result) and key is not None:
                 trained.setdefault(key, member.directory)
+
+
+def finished(config: ExperimentConfig, directory: Path, seeds: Sequence[int]) -> Comparison:
+    """Of runs that are all there."""
+    runs = {member.label: member.directory for member in members(config, directory, seeds)}
+    return Comparison([read_results(folder) for folder in runs.values()], directory, runs)
 
 
 def _require_seeds(seeds: Sequence[int]) -> None:

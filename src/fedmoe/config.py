@@ -23,20 +23,26 @@ from fedmoe.algorithm_choice import AlgorithmChoice
 from fedmoe.algorithms.catalog import CATALOG, find
 from fedmoe.algorithms.outside import entry_of
 from fedmoe.algorithms.setup import AlgorithmFactory
+from fedmoe.clients.sampling import AnchorSchedule, PoolSchedule
 from fedmoe.config_errors import explain, require_finite
 from fedmoe.data_choice import DataChoice, DataConfig
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metric_catalog import require_known
+from fedmoe.evaluation.stopping import require_targets
 from fedmoe.flower_settings import FlowerSettings
 from fedmoe.import_strings import is_import_string, name_of
-from fedmoe.models.settings import MlpModel, ModelConfig
+from fedmoe.models.settings import CommonExpertConfig, MlpModel, ModelConfig
+from fedmoe.models.task import RegressionLoss
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.paths import FilePath, expanded
-from fedmoe.setting_types import Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
+from fedmoe.setting_types import Float, Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
 from fedmoe.training.class_weights import ClassWeights
 from fedmoe.training.settings import LocalTraining
 
-PATHS = (("data", "folder"), ("data", "file"), ("opt_out", "masks"))  # in a file they are relative to that file
+# In a file they are relative to that file.
+PATHS = (
+    ("data", "folder"), ("data", "file"), ("opt_out", "masks"), ("model", "start_from"), ("common_expert", "weights"),
+)  # fmt: skip
 RECORDED = "recorded"  # the table that a run adds to its own config.toml: facts, no settings
 
 
@@ -60,7 +66,13 @@ class OptOutConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How clients train: in the rounds, from a fresh start on their own, and when they personalise."""
+    """How clients train: in the rounds, from a fresh start on their own, and when they personalise.
+
+    `loss` is what all of them minimise; default: cross-entropy, or squared errors in a regression.
+    """
+
+    loss: Literal["cross_entropy"] | RegressionLoss | None = None
+    huber_delta: PositiveFloat = 1.0  # where the Huber loss turns from squares to absolute values
 
     federated: LocalTraining = LocalTraining()
     local: LocalTraining = LocalTraining(epochs=100)
@@ -85,10 +97,21 @@ class ScheduleConfig(Section):
     min_clients: PositiveInt = 1  # a round with fewer accepted updates is abandoned: the state stays as it was
     max_abandoned_rounds: PositiveInt = 10  # in a row; then the run stops with an error
     checkpoint_every: PositiveInt = 1
+    # Rounds may end earlier: where the mean over clients on their validation data reaches every one of these targets,
+    # or where its loss has not improved in so many validations. One takes place every `validate_every` rounds.
+    stop_at: dict[str, Float] | None = None
+    patience: PositiveInt | None = None
+    validate_every: PositiveInt = 5
     release: bool = False  # let an algorithm collect the private parts that it declares for release
     max_update_norm: PositiveFloat | None = None  # an update that moved further is rejected
     # For every algorithm that has such a setting and does not set it itself; none: each algorithm's own default.
     server_optimizer: ServerOptimizer | None = None
+    pool: PoolSchedule | None = None  # who may be drawn when; default: everyone who opted in, always
+    anchors: AnchorSchedule | None = None  # clients that are drawn apart, for every algorithm
+
+    def may_end_after(self, round_number: int) -> bool:
+        """Whether validation scores are looked at, and may end the rounds."""
+        return (bool(self.stop_at) or self.patience is not None) and round_number % self.validate_every == 0
 
 
 class EvaluationConfig(Section):
@@ -131,6 +154,7 @@ class ExperimentConfig(Section):
     split: SplitConfig = MajoritySplit()
     opt_out: OptOutConfig = OptOutConfig()
     model: ModelConfig = MlpModel()
+    common_expert: CommonExpertConfig | None = None  # a frozen network that every client has (Dun et al. 2023)
     algorithm: AlgorithmChoice = AlgorithmChoice()
     training: TrainingConfig = TrainingConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -175,6 +199,12 @@ class ExperimentConfig(Section):
             raise ConfigError(
                 f"data.name={self.data.name!r} says who holds what, so there is nothing to split. Remove the section "
                 "[split]."
+            )
+        require_targets(self.schedule.stop_at or {}, self.evaluation.metrics)
+        if self.schedule.may_end_after(0) and self.evaluation.clients_asked == "none":
+            raise ConfigError(
+                "schedule.stop_at and schedule.patience need validation scores of clients, but "
+                "evaluation.clients_asked is 'none'. Remove them, or ask 'opted_in' or 'all' clients."
             )
         return self
 

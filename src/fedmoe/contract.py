@@ -6,6 +6,8 @@ The contract
     AlgorithmFactory  factory(setup), or factory(config, setup) where a dataclass annotates config
     Exchange        one trip server → clients → server
     Validation      an exchange by which the server chooses a model
+    Answer          one of several ways in which a client answers, each scored
+    LabelPriors     how an algorithm answers under label frequencies of the user's choice
     NoReport        the report of clients that report no numbers
     Nothing         a state with nothing in it
     message         declares a NamedTuple as something that may be sent
@@ -53,7 +55,16 @@ from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
 from fedmoe.aggregation.expert_observation import ExpertSubset, Observation, observe_experts
 from fedmoe.aggregation.server_optimizer import Moments, ServerOptimizer, init_moments, server_step
-from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, Validation, uniform_sample
+from fedmoe.algorithms.algorithm import (
+    Algorithm,
+    Answer,
+    Exchange,
+    LabelPriors,
+    NoReport,
+    Nothing,
+    Validation,
+    uniform_sample,
+)
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, Tree
 from fedmoe.models.mixture import gate_shares, log_mix, negative_log_likelihood
@@ -75,6 +86,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmFactory",
     "AlgorithmSetup",
+    "Answer",
     "Batch",
     "BatchTerm",
     "ClassifierLoss",
@@ -87,6 +99,7 @@ __all__ = [
     "Fitted",
     "Group",
     "Indices",
+    "LabelPriors",
     "LocalTrainer",
     "LocalTraining",
     "Loss",

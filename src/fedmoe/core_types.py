@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 ClientId = int
@@ -30,16 +31,28 @@ class Examples(NamedTuple):
     counts: Tensor
     extra: Tensors
 
+    def __repr__(self) -> str:
+        """Shapes alone: rows are private, and end up in logs where they are shown."""
+        beside = f", extra {', '.join(self.extra)}" if self.extra else ""
+        return f"<Examples: x {tuple(self.x.shape)} {self.x.dtype}, y {tuple(self.y.shape)}{beside}>"
+
 
 class ClientData:
     """What client code may see: training and validation examples, of one client or of a cohort.
 
     Code whose result leaves the client is handed the opted-in records only; personalisation is handed all of them.
+    `inputs` are what a client has to choose by, without labels (y is all zeros): its training inputs, or those of a new
+    client that has no labels.
     A part may be given as a function, called when the part is first asked for: a round seldom looks at validation data.
     """
 
-    def __init__(self, train: Examples | Callable[[], Examples], validation: Examples | Callable[[], Examples]) -> None:
-        self._train, self._validation = train, validation
+    def __init__(
+        self,
+        train: Examples | Callable[[], Examples],
+        validation: Examples | Callable[[], Examples],
+        inputs: Callable[[], Examples] | None = None,
+    ) -> None:
+        self._train, self._validation, self._inputs = train, validation, inputs
 
     @cached_property
     def train(self) -> Examples:
@@ -49,5 +62,24 @@ class ClientData:
     def validation(self) -> Examples:
         return self._validation() if callable(self._validation) else self._validation
 
+    @cached_property
+    def inputs(self) -> Examples:
+        return self._inputs() if self._inputs else without_labels(self.train)
+
+    def __repr__(self) -> str:
+        """Of parts that are there already: nothing is made to be shown."""
+        made = {
+            "train": vars(self).get("train", self._train),
+            "validation": vars(self).get("validation", self._validation),
+        }
+        parts = (f"{name} {'not made yet' if callable(part) else tuple(part.x.shape)}" for name, part in made.items())
+        return f"<ClientData: {', '.join(parts)}>"
+
     def map(self, change: Callable[[Examples], Examples]) -> "ClientData":
-        return ClientData(change(self.train), change(self.validation))
+        return ClientData(change(self.train), change(self.validation), lambda: change(self.inputs))
+
+
+def without_labels(rows: Examples) -> Examples:
+    """The same with zeros for labels, which are not looked at."""
+    leading = rows.counts.dim() + 1
+    return rows._replace(y=torch.zeros(rows.x.shape[:leading], dtype=torch.int64))

@@ -23,11 +23,14 @@ class DataConfig(BaseModel):
     folder: FilePath | None = None  # default: the environment variable FEDMOE_DATA
     vocabulary_size: PositiveInt = 20_000  # of word-level text: ids that a model knows, made from opted-in text only
     num_classes: PositiveInt | None = None  # of npz data; default: as opted-in training and validation rows show
+    task: Literal["classification", "regression"] | None = None  # of npz data; default: classification
 
     @model_validator(mode="after")
     def _named_sets_know_their_classes(self) -> "DataConfig":
         if self.num_classes is not None and self.name != "npz":
             raise ConfigError(f"data.num_classes is for data.name='npz'; {self.name!r} has its own. Remove it.")
+        if self.task is not None and self.name != "npz":
+            raise ConfigError(f"data.task is for data.name='npz' or 'table'; {self.name!r} has its own. Remove it.")
         return self
 
     @model_validator(mode="after")
@@ -56,7 +59,8 @@ class TableData(BaseModel):
     name: Literal["table"] = "table"
     file: FilePath
     client: str
-    label: str
+    label: str | tuple[str, ...]
+    task: Literal["classification", "regression"] = "classification"
     features: tuple[str, ...] | None = None
     ignore: tuple[str, ...] = ()
     categories: tuple[str, ...] | dict[str, tuple[str | int | float | bool, ...]] = ()

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from fedmoe import assembly
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
@@ -17,13 +19,17 @@ from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS, RoundRecord
 from fedmoe.errors import RunError, Stopped
 from fedmoe.evaluation.curve import curve_point
-from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
+from fedmoe.evaluation.expert_warnings import WINDOW, choice_warnings, expert_warnings
 from fedmoe.evaluation.metrics import Score
+from fedmoe.evaluation.stopping import reason_to_stop, validation_point
 from fedmoe.models.network import ModuleOrFactory
+from fedmoe.models.start_weights import write_weights
+from fedmoe.report.runs import read_run
 from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of
 from fedmoe.resuming import (
     checkpoint_session,
+    extend_run,
     newest_checkpoint,
     record_run,
     resume_session,
@@ -38,12 +44,23 @@ from fedmoe.storage.rundir import RunDirectory
 
 
 class Started(NamedTuple):
-    """`resumed_from` is the round of the checkpoint, 0 for a fresh run; `notes` say what was odd or could be better."""
+    """`resumed_from` is the round of the checkpoint, 0 for a fresh run; `notes` say what was odd or could be better.
+
+    `rounds_of` is another algorithm whose rounds are the same, where this run begins with the end of those.
+    """
 
     rounds: int
     resumed_from: int
     notes: list[str]
     finished: bool = False
+    rounds_of: str | None = None
+
+
+class Ended(NamedTuple):
+    """The rounds end here, before their number is up."""
+
+    round: int
+    reason: str
 
 
 class Advanced(NamedTuple):
@@ -54,7 +71,7 @@ class Advanced(NamedTuple):
     total: int
 
 
-Event = Started | RoundRecord | Advanced | Result
+Event = Started | RoundRecord | Ended | Advanced | Result
 
 
 def never() -> bool:
@@ -69,6 +86,7 @@ def run_events(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
     rounds_of: Path | None = None,
     command: str = "",
     should_stop: Callable[[], bool] = never,
@@ -76,19 +94,31 @@ def run_events(
 ) -> Iterator[Event]:
     """Run or resume `config` in `directory`. Every event is small; the last one is the Result.
 
+    A run that is there with fewer rounds goes on.
     `rounds_of` is a finished run with the same rounds: a new run starts from where they ended. `connect` opens the
     transport: that of the config's engine, or of whoever calls from inside an engine.
     """
     run = RunDirectory(directory)
     with run.opened():
         config = _with_recorded_backend(config, run)
-        parts = assembly.build(config, federation=federation, expert=expert, gate=gate, algorithm=algorithm)
+        parts = assembly.build(
+            config,
+            federation=federation,
+            expert=expert,
+            gate=gate,
+            algorithm=algorithm,
+            common_expert=common_expert,
+        )
         parts.algorithm.init_server(config.seed)  # a config that is refused leaves nothing behind
+        extended = extend_run(run, parts)
         run_id = record_run(run, parts)
         if parts.source.split is not None:
             parts.source.split.save(run.split)
-        notes = [*parts.notes, *parts.fallback_notes(), *(_adopt(rounds_of, run, parts, run_id) if rounds_of else [])]
-        yield from _Run(parts, run, run_id, command, should_stop, connect).events(notes)
+        if parts.setup.common is not None:
+            write_weights(run.common_expert, parts.setup.common.constants, parts.setup.common.notes)
+        adopted, odd = _adopt(rounds_of, run, parts, run_id) if rounds_of else (None, [])
+        started = Started(0, 0, [*parts.notes, *parts.fallback_notes(), *odd], rounds_of=adopted)
+        yield from _Run(parts, run, run_id, command, should_stop, connect).events(started, extended=extended)
 
 
 def _with_recorded_backend(config: ExperimentConfig, run: RunDirectory) -> ExperimentConfig:
@@ -99,10 +129,13 @@ def _with_recorded_backend(config: ExperimentConfig, run: RunDirectory) -> Exper
     return config.model_copy(update={"engine": engine})
 
 
-def _adopt(rounds_of: Path, run: RunDirectory, parts: Parts, run_id: str) -> list[str]:
+def _adopt(rounds_of: Path, run: RunDirectory, parts: Parts, run_id: str) -> tuple[str | None, list[str]]:
+    """Whose rounds were adopted, if any were, and what there is to say."""
     source = RunDirectory(rounds_of)
-    run_ids = (source.read_config()["recorded"]["run_id"], run_id)
-    return adopt_rounds(source, run, parts.algorithm.server_type, run_ids)
+    known = source.read_config()
+    run_ids = (known["recorded"]["run_id"], run_id)
+    adopted, notes = adopt_rounds(source, run, parts.algorithm.server_type, run_ids)
+    return (known["algorithm"]["name"] if adopted else None), notes
 
 
 class _Run:
@@ -121,21 +154,28 @@ class _Run:
         self.command = command
         self.history: list[dict[str, Any]] = []
         self.curve: list[dict[str, Any]] = []
+        self.validations: list[dict[str, Any]] = []
+        self.stopped: Ended | None = None
 
-    def events(self, notes: Sequence[str]) -> Iterator[Event]:
+    def events(self, started: Started, *, extended: bool) -> Iterator[Event]:
         begun = time.monotonic()
         with self.connect(self.parts, self.run.private_store, self.run_id) as transport:
             session = Session(self.parts, transport)
             checkpoint, odd = newest_checkpoint(self.run, self.run_id, session)
             finished, changed = self._finished(session, checkpoint)
-            notes = [*notes, *odd, *changed]
-            yield Started(session.num_steps, checkpoint.round if checkpoint else 0, notes, finished is not None)
+            yield started._replace(
+                rounds=session.num_steps,
+                resumed_from=checkpoint.round if checkpoint else 0,
+                notes=[*started.notes, *odd, *changed],
+                finished=finished is not None,
+            )
             if finished is not None:
                 yield self._shown_again(session, checkpoint, finished)
                 return
             events = resume_session(self.run, session, checkpoint)
-            self.history = [event for event in events if event["event"] in STEPS]
-            self.curve = [event for event in events if event["event"] == "curve"]
+            self._remember(events)
+            if extended:
+                session.forget_later_states()
             earlier = sum(record["seconds"] for record in self.history)
             yield from self._train(session)
             traffic = session.manifest.totals()
@@ -147,7 +187,15 @@ class _Run:
                 yield Advanced("score", len({score.client for score in scores}), len(session.delivered))
         if self.config.evaluation.every and session.num_rounds:
             self._record_curve_point(session.num_rounds, scores, traffic)
-        yield self._finish(session, sorted(scores), earlier + time.monotonic() - begun)
+        yield self._finish(session, sorted(scores, key=lambda score: score.place), earlier + time.monotonic() - begun)
+
+    def _remember(self, events: Sequence[dict[str, Any]]) -> None:
+        self.history = [event for event in events if event["event"] in STEPS]
+        self.curve = [event for event in events if event["event"] == "curve"]
+        self.validations = [event for event in events if event["event"] == "validation"]
+        for event in events:
+            if event["event"] == "stopped":
+                self.stopped = Ended(event["round"], event["reason"])
 
     def _train(self, session: Session) -> Iterator[Event]:
         while not session.is_trained:
@@ -155,12 +203,37 @@ class _Run:
             record = session.next_round()
             record = record._replace(warnings=self._warnings(record))
             self.history.append(self._record({"event": record.phase, **record._asdict()}))
+            ended = self._end_if_good_enough(session, record)
             if self._is_evaluated_after(session):
                 scores = session.evaluate(self._scored_clients())
                 self._record_curve_point(session.step, scores, session.manifest.totals())
             self._checkpoint(session)
             yield record
+            if ended:
+                yield ended
             self._stop_if_hopeless()
+
+    def _end_if_good_enough(self, session: Session, record: RoundRecord) -> Ended | None:
+        """By validation scores; of an abandoned round there is nothing new to say, and the last ends by itself."""
+        schedule = self.config.schedule
+        is_last = session.step >= session.num_rounds
+        if is_last or record.abandoned or not schedule.may_end_after(session.step):
+            return None
+        scores = session.validation_scores()
+        if not scores:
+            raise RunError(
+                "schedule.stop_at and schedule.patience need validation examples, but no client that takes part sent "
+                "scores on any. Give clients validation rows that are not opted out, or remove the two keys."
+            )
+        point = {"event": "validation", "round": session.step, **validation_point(scores)}
+        self.validations.append(self._record(point))
+        reason = reason_to_stop(self.validations, schedule.stop_at, schedule.patience)
+        if reason is None:
+            return None
+        session.plan_rounds(ended_after=session.step)
+        self.stopped = Ended(session.step, reason)
+        self._record({"event": "stopped", **self.stopped._asdict()})
+        return self.stopped
 
     def _checkpoint(self, session: Session) -> None:
         due = session.step % self.config.schedule.checkpoint_every == 0
@@ -173,6 +246,9 @@ class _Run:
         if record.experts:
             loads = [experts["load"] for event in self.history[-WINDOW:] if (experts := event["experts"])]
             warnings += expert_warnings([*loads, record.experts["load"]])
+        if "first_choice" in record.experts:
+            watched = [event["experts"] for event in self.history[-WINDOW:]] + [record.experts]
+            warnings += choice_warnings([experts["first_choice"] for experts in watched if "first_choice" in experts])
         return warnings
 
     def _stop_if_hopeless(self) -> None:
@@ -195,7 +271,8 @@ class _Run:
 
     def _record_curve_point(self, number: int, scores: Sequence[Score], traffic: dict[str, int]) -> None:
         """Of the learning curve: scores before personalisation."""
-        before = sorted(score for score in scores if score.model == "before")
+        shown = (score for score in scores if score.model == "before" and score.answer == self.algorithm.headline)
+        before = sorted(shown, key=lambda score: score.place)
         self.curve.append(self._record({"event": "curve", "round": number, **curve_point(before, traffic)}))
 
     def _personalize(self, session: Session) -> Iterator[Event]:
@@ -229,12 +306,13 @@ class _Run:
     def _finish(self, session: Session, scores: Sequence[Score], seconds: float) -> Result:
         self.run.append_metrics([self._score_event(score) for score in scores])
         facts = {"run_id": self.run_id, "command": self.command, "seconds": seconds, "rounds": session.num_rounds}
+        facts |= {"validations": _without_event(self.validations), "stopped": self.stopped and self.stopped._asdict()}
         data = results_of(self.parts, session, self.history, self.curve, scores, facts)
         self.run.write_json(self.run.manifest, data.pop("manifest"))
         self.run.write_json(self.run.results, data)
         if len(self.algorithm.delivery) > 1:
             save_delivery(self.run.delivery, session.delivery_record)
-        write_report([data], self.run.path, data["name"])
+        write_report([read_run(self.run.path)], self.run.path, data["name"])
         mark_finished(self.run, self.run_id)
         return Result(data, self.run.path, session)
 
@@ -245,3 +323,7 @@ class _Run:
     def _stop_if_asked(self, where: str) -> None:
         if self.should_stop():
             raise Stopped(f"stopped {where}. Run the same command again to resume.")
+
+
+def _without_event(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: point[key] for key in point if key != "event"} for point in points]

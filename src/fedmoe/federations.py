@@ -17,17 +17,17 @@ from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.clients.own_table import federation_from_table, rows_by_client
 from fedmoe.config import ExperimentConfig, OptOutConfig
 from fedmoe.config_errors import nearest
+from fedmoe.data.cells import text, texts
 from fedmoe.data.dataset import Dataset
 from fedmoe.data.lexicon import limit_vocabulary
 from fedmoe.data.loading import load_dataset
 from fedmoe.data.npz import load_npz_folder
 from fedmoe.data.raw_table import as_raw_table
-from fedmoe.data.tables import text
 from fedmoe.data_choice import DataConfig, TableData
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.partition.draw import domain_transform, draw_split
-from fedmoe.partition.settings import MajoritySplit
+from fedmoe.partition.settings import MajoritySplit, PublicRows
 from fedmoe.partition.split import Split
 
 
@@ -38,6 +38,9 @@ class BuiltFederation(NamedTuple):
     split: Split | None = None
     class_counts: NDArray[np.int64] | None = None
 
+    def __repr__(self) -> str:
+        return f"<BuiltFederation: {self.federation!r}, {self.split!r}>"
+
 
 def build_federation(config: ExperimentConfig) -> BuiltFederation:
     if isinstance(config.data, TableData):
@@ -45,7 +48,9 @@ def build_federation(config: ExperimentConfig) -> BuiltFederation:
     if config.data.name == "npz":
         return BuiltFederation(_federation_of_folder(config, config.data))
     if config.data.name == "generated":
-        sizes = config.split.model_dump(exclude={"kind", "share", "pairs"})
+        sizes = config.split.model_dump(exclude={"kind", "share", "pairs", *PublicRows.model_fields})
+        if isinstance(config.split, PublicRows) and config.split.public_size:
+            raise ConfigError("data.name='generated' has no rows but those of clients: leave split.public_size away.")
         if config.split.kind != "majority" or config.opt_out != OptOutConfig():
             raise ConfigError(
                 "data.name='generated' makes clients with two favourite classes and no opt-out: "
@@ -121,7 +126,13 @@ def _federation_of_folder(config: ExperimentConfig, data: DataConfig) -> Federat
         raise ConfigError("with data.name='npz' only opt_out.clients works; for records use federation_from_clients.")
     clients = load_npz_folder(data.folder)
     opted_out = dict.fromkeys(_names(chosen.clients, list(clients)), True)
-    return federation_from_clients(clients, num_classes=data.num_classes, opted_out=opted_out, seed=config.seed)
+    return federation_from_clients(
+        clients,
+        num_classes=data.num_classes,
+        task=data.task or "classification",
+        opted_out=opted_out,
+        seed=config.seed,
+    )
 
 
 def _federation_of_table(config: ExperimentConfig, data: TableData) -> Federation:
@@ -133,7 +144,7 @@ def _federation_of_table(config: ExperimentConfig, data: TableData) -> Federatio
     out_N = np.zeros(len(table), dtype=np.bool_)
     for rule in chosen.rules:
         values = {text(value) for value in rule.values}
-        out_N |= np.array([text(cell) in values for cell in table.column(rule.field, "field of opt_out.rules")])
+        out_N |= np.array([word in values for word in texts(table.column(rule.field, "field of opt_out.rules"))])
     for name in _names(chosen.clients, list(rows)):
         out_N[rows[name]] = True
     opted_out = {name: torch.from_numpy(out_N[at]) for name, at in rows.items()}

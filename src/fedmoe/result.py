@@ -1,8 +1,10 @@
 """What a run ends with: the facts and scores that results.json holds, and every client's personal model."""
 
 import platform
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.session import Session
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.evaluation.reliability import reliability_of
+from fedmoe.report.page import scores_section
+from fedmoe.report.text import client_rows, clients_text, headline, summary_text
 
 SHOWN_CLIENTS = 200  # whose class counts a report can draw
 
@@ -28,6 +33,22 @@ class Result:
     data: dict[str, Any]
     directory: Path
     session: Session
+
+    def summary(self) -> str:
+        """What happened and how good it came out, as text: the mean over clients, and each client."""
+        return "\n\n".join(
+            [headline(self.data), summary_text([self.data]), clients_text(self.data), str(self.directory)]
+        )
+
+    def by_client(self) -> list[dict[str, Any]]:
+        """How each client's final model does on its own test rows, as ``pandas.DataFrame`` takes it."""
+        return client_rows(self.data)
+
+    def __repr__(self) -> str:
+        return f"<Result of {headline(self.data)}; in {self.directory}>"
+
+    def _repr_html_(self) -> str:
+        return scores_section([self.data])
 
     @property
     def scores(self) -> list[Score]:
@@ -70,12 +91,16 @@ def results_of(
         "name": config.name,
         "algorithm": config.algorithm.name,
         "title": parts.title,
+        "task": parts.federation.task,
         "seed": config.seed,
         "config": config.model_dump(mode="json"),
         "versions": versions(),
+        "commit": source_commit(),
         "backend": parts.backend,
         "model_weights": parts.expert.num_weights,
         "scores": [score.as_dict() for score in scores],
+        "answers": _answers(session.algorithm),
+        "reliability": reliability_of(scores),
         "history": [_of_a_round(record) for record in history if record["phase"] == "round"],
         "assignment": next((known for e in reversed(history) if (known := e["experts"].get("assignment"))), None),
         "warnings": [f"round {record['round']}: {words}" for record in history for words in record["warnings"]],
@@ -93,6 +118,12 @@ def results_of(
     }
 
 
+def _answers(algorithm: Algorithm) -> dict[str, Any]:
+    """How to read the scores of an algorithm that answers in several ways."""
+    candidates = [name for name, answer in algorithm.scored_answers.items() if answer.is_candidate]
+    return {"headline": algorithm.headline, "candidates": candidates}
+
+
 def _of_a_round(record: dict[str, Any]) -> dict[str, Any]:
     """The map of every round is in the metrics."""
     experts = {key: value for key, value in record["experts"].items() if key != "assignment"}
@@ -102,6 +133,8 @@ def _of_a_round(record: dict[str, Any]) -> dict[str, Any]:
 def _shown(parts: Parts) -> dict[str, Any]:
     """What a report shows of who holds what. Where not everyone is asked for scores, opted-in records alone count."""
     source, federation = parts.source, parts.federation
+    if federation.target_shape is not None:
+        return {"split_digest": parts.data_digest, "class_counts": [], "class_names": []}
     if source.class_counts is not None and parts.config.evaluation.clients_asked == "all":
         counts, names = source.class_counts[:SHOWN_CLIENTS].tolist(), list(federation.class_names)
     else:
@@ -109,9 +142,24 @@ def _shown(parts: Parts) -> dict[str, Any]:
             federation.class_counts(client).tolist() for client in range(min(federation.num_clients, SHOWN_CLIENTS))
         ]
         names = list(federation.class_names) or [str(label) for label in range(federation.num_classes)]
-    table = None if federation.table is None else federation.table.to_dict()
-    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names, "table": table}
+    return {"split_digest": parts.data_digest, "class_counts": counts, "class_names": names}
 
 
 def versions() -> dict[str, str]:
     return {"fedmoe": version("fedmoe"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+@cache
+def source_commit() -> str | None:
+    """Of the git checkout that this package is imported from, marked where files were changed; None elsewhere."""
+    home = Path(__file__).resolve().parent
+    try:
+        asked = ["git", "-C", str(home), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=7"]
+        tracked = ["git", "-C", str(home), "ls-files", "--error-unmatch", Path(__file__).name]
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=10)
+        ours = subprocess.run(
+            tracked, capture_output=True, timeout=10
+        )  # not a repository that merely holds our install
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() if found.returncode == ours.returncode == 0 else None

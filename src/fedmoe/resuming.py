@@ -1,6 +1,7 @@
 """A session and its folder: what makes a run the same run, what a checkpoint holds, and which one is gone on from."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedmoe.assembly import Parts
@@ -10,13 +11,53 @@ from fedmoe.core_types import ClientId
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS
+from fedmoe.errors import RunError
 from fedmoe.result import versions
-from fedmoe.storage.checkpoints import Checkpoint, load_newest, oldest_round, save_checkpoint
+from fedmoe.storage.checkpoints import Checkpoint, drop_from, load_newest, oldest_round, save_checkpoint
+from fedmoe.storage.finished import unmark_finished
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
 
 # Sections that gain settings from version to version; none of these is None but by default.
 GROWING = {"training", "schedule", "evaluation", "engine"}
+
+
+def extend_run(run: RunDirectory, parts: Parts) -> bool:
+    """Let the run here, finished or not, have more rounds than it was begun with; whether it now has.
+
+    The last round of a run is not like the others: it is validated whatever its number is, and what follows it changes
+    the server too. So it is computed again, from the checkpoint before it; only then is the run the same as one that
+    had all rounds from the start.
+    """
+    try:
+        begun_with = run.read_config()["schedule"]["rounds"]
+    except FileNotFoundError:
+        return False
+    asked = parts.config.schedule.rounds
+    if not isinstance(begun_with, int) or asked <= begun_with:
+        return False
+    schedule = parts.config.schedule.model_copy(update={"rounds": begun_with})
+    record_run(run, replace(parts, config=parts.config.model_copy(update={"schedule": schedule})))  # else all the same
+    _require_extendable(run, parts, begun_with)
+    unmark_finished(run)
+    drop_from(run.checkpoints, begun_with)
+    run.record_rounds(asked)  # last: killed before this, the run still is what it was
+    return True
+
+
+def _require_extendable(run: RunDirectory, parts: Parts, begun_with: int) -> None:
+    rates = parts.config.training.federated.rate_over_rounds
+    if rates is not None and rates.depends_on_total:
+        raise RunError(
+            f"{run.path} was begun with {begun_with} rounds, and its learning rate falls over all of them "
+            "(training.federated.rate_over_rounds): with more rounds every one would be another. Choose another "
+            "directory (--dir); with rate_over_rounds.over set, a run can go on."
+        )
+    if stopped := next((event for event in run.read_metrics() if event["event"] == "stopped"), None):
+        raise RunError(
+            f"{run.path} ended after round {stopped['round']}, since {stopped['reason']}: it would end there with more "
+            "rounds, too. Choose another directory (--dir) and other settings."
+        )
 
 
 def record_run(run: RunDirectory, parts: Parts) -> str:
@@ -25,6 +66,7 @@ def record_run(run: RunDirectory, parts: Parts) -> str:
         "split_digest": parts.data_digest,
         "modules": {network.name: network.fingerprint for network in (parts.expert, parts.gate)},
         "frozen_weights": {network.name: network.frozen_digest for network in (parts.expert, parts.gate)},
+        **parts.weights_digests,
         "versions": versions(),
     }
     asked = {**parts.config.model_dump(mode="json"), "recorded": recorded}
@@ -49,20 +91,28 @@ def checkpoint_session(run: RunDirectory, run_id: str, session: Session) -> None
         "manifest": session.manifest.for_checkpoint(),
         "evaluation": session.evaluation_manifest.for_checkpoint(),
         "metrics": run.metrics_state(),
+        "ended_after": session.ended_after,
     }
-    save_checkpoint(run.checkpoints, Checkpoint(session.step, session.server, note), run_id)
+    save_checkpoint(run.checkpoints, Checkpoint(session.step, session.server, note), run_id, session.num_rounds)
     session.drop_superseded(oldest_round(run.checkpoints))
 
 
 def newest_checkpoint(
     run: RunDirectory, run_id: str, session: Session, *, set_aside: bool = True
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest one whose metrics and private states are there; sentences about those that were passed over."""
+    """The newest one whose metrics and private states are there; sentences about those that were passed over.
+
+    The session plans as many rounds as there were where this one was made.
+    """
 
     def unusable(checkpoint: Checkpoint) -> str | None:
+        session.plan_rounds(checkpoint.note.get("ended_after"))
         return run.check_metrics(*checkpoint.note["metrics"]) or _missing_states(run, session, checkpoint)
 
-    return load_newest(run.checkpoints, session.algorithm.server_type, run_id, unusable, set_aside=set_aside)
+    found, notes = load_newest(run.checkpoints, session.algorithm.server_type, run_id, unusable, set_aside=set_aside)
+    if found is None:
+        session.plan_rounds(None)
+    return found, notes
 
 
 def _missing_states(run: RunDirectory, session: Session, checkpoint: Checkpoint) -> str | None:

@@ -41,7 +41,7 @@ def test_alpha_1_is_training_on_the_client_alone(backend):
     torch.testing.assert_close(own.model, alone_S, atol=1e-5, rtol=1e-4)
     x, other = torch.randn(5, 4), Broadcast(setup.expert.init(9))
     alone = setup.expert(trees.pick(alone_S, 0), x).log_softmax(1)
-    torch.testing.assert_close(predict(setup.expert, other, trees.pick(own, 0), x), alone, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(predict(setup, other, trees.pick(own, 0), x), alone, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -108,18 +108,16 @@ def test_the_mixture_serves_clients_that_contradict_each_other_where_one_for_all
     shared = Broadcast(end.server.model)
 
     def accuracy(personal_of):
-        hits = [
-            predict(setup.expert, shared, personal_of(s), data.train.x[s]).argmax(1) == data.train.y[s]
-            for s in range(4)
-        ]
+        hits = [predict(setup, shared, personal_of(s), data.train.x[s]).argmax(1) == data.train.y[s] for s in range(4)]
         return float(torch.stack(hits).float().mean())
 
     assert accuracy(lambda _: None) < 0.65 and accuracy(lambda s: trees.pick(end.personal_S, s)) > 0.85
 
 
 def test_prediction_is_that_of_the_mixed_weights():
-    network, x = tiny_setup().expert, torch.randn(5, 4)
+    setup, x = tiny_setup(), torch.randn(5, 4)
+    network = setup.expert
     shared, own = Broadcast(network.init(1)), PersonalState(network.init(2), torch.tensor(0.3))
     weights = {name: 0.3 * own.model[name] + 0.7 * shared.model[name] for name in own.model}
-    torch.testing.assert_close(predict(network, shared, own, x), F.log_softmax(network(weights, x), -1))
-    torch.testing.assert_close(predict(network, shared, None, x), F.log_softmax(network(shared.model, x), -1))
+    torch.testing.assert_close(predict(setup, shared, own, x), F.log_softmax(network(weights, x), -1))
+    torch.testing.assert_close(predict(setup, shared, None, x), F.log_softmax(network(shared.model, x), -1))

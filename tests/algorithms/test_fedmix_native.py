@@ -144,7 +144,7 @@ def test_a_clients_own_q_with_a_pull_of_its_own_is_left_to_pytorch():
     own = own_usage(config, network, usage, data)
     assert isinstance(kernel_spec_of({"mixture": mixture, "usage": own}, frozen), KernelSpec)
     pulled = own._replace(proximal=Proximal({"share": usage}, 1.0))
-    assert "'usage' has a proximal term" in kernel_spec_of({"mixture": mixture, "usage": pulled}, frozen)
+    assert "'usage' has proximal beside 'mixture'" in kernel_spec_of({"mixture": mixture, "usage": pulled}, frozen)
 
 
 @pytest.mark.parametrize(

@@ -140,5 +140,5 @@ def test_after_the_rounds_the_head_alone_goes_on():
     assert set(personal_S.private) == HEAD
     assert not torch.equal(personal_S.private["3.weight"], client_S.private["3.weight"])
     x, own = torch.randn(5, 4), trees.pick(personal_S, 0)
-    expected = predict_with(setup.expert, trees.pick(shared_S, 0), own.private, x)
+    expected = predict_with(setup, trees.pick(shared_S, 0), own.private, x)
     torch.testing.assert_close(algorithm.predict(trees.pick(shared_S, 0), trees.pick(client_S, 0), own, x), expected)

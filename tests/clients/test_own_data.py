@@ -281,7 +281,7 @@ def with_label(row, label, dtype=torch.int64):
         ((np.array(["a", "b"]), [0, 1]), "client 'bob': a ndarray is no array of numbers"),
         (Endless(), "client 'bob' is a Endless.*length"),
         (ItemByItem([(torch.zeros(3), 0), (torch.zeros(2), 0)]), "client 'bob', row 1: x has another shape"),
-        (ItemByItem([(torch.zeros(3), torch.zeros(2))]), "client 'bob', row 0: .*y is not one number"),
+        (ItemByItem([(torch.zeros(3), torch.zeros(2))]), "client 'bob': .*y \\(1, 2\\). Give one label number per row"),
         (ItemByItem([{"x": 1}]), "client 'bob', row 0: the Dataset gives a dict"),
         (ItemByItem([("picture", 0)]), "client 'bob', row 0: a str is no array"),
     ],

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -6,6 +8,7 @@ import torch
 import fedmoe
 from fedmoe.clients.own_table import federation_from_table
 from fedmoe.config import parse_config, read_config
+from fedmoe.data.tables import TableSchema
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.federations import build_federation
 
@@ -125,7 +128,8 @@ class TestConfig:
         )
         result = fedmoe.run(config, directory=tmp_path / "run")
         assert result.data["class_names"] == ["cold", "flu"]
-        assert result.data["table"] == result.federation.table.to_dict()
+        stored = json.loads((tmp_path / "run" / "federation.json").read_text())
+        assert TableSchema.from_dict(stored["table"]) == result.federation.table
         x = result.federation.table.encode(patients(4))
         assert result.personal_model("coast")(x).shape == (4, 2)
 

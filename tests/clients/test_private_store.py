@@ -107,6 +107,16 @@ def test_states_that_never_counted_are_dropped_too(store):
     assert left == {0: [3, 7], 1: [7]}
 
 
+def test_later_states_of_every_kind_are_forgotten(store):
+    for kind in ("client", "personal", "final", "scores"):
+        for version in (2, 3, 4):
+            store.save(kind, {0: state(version)}, version)
+    store.forget_from(3)
+    assert all(
+        [v for v in range(6) if store.have(kind, {0: v})] == [2] for kind in ("client", "personal", "final", "scores")
+    )
+
+
 def test_a_cohort_is_written_as_a_whole_or_not_at_all(path, store):
     store.save("client", {0: state(1), 1: state(1)}, 1)
     with closing(sqlite3.connect(path)) as other:

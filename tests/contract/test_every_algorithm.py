@@ -18,6 +18,8 @@ from contract.probes import PROBES
 from fedmoe.algorithms.algorithm import Algorithm, Exchange
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.algorithms.fedavg import Update
+from fedmoe.algorithms.label_priors.calibration import CalibrationConfig
+from fedmoe.algorithms.prior_mixture.algorithm import PriorMixtureConfig
 from fedmoe.clients.federation import Federation
 from fedmoe.contract import AlgorithmSetup, NoReport
 from fedmoe.testing import CHECKS, Subject, check_algorithm, contract_checks
@@ -27,10 +29,12 @@ from fedmoe.training.backends import Backend
 
 ENTRIES = CATALOG | PROBES
 BACKENDS: tuple[Backend, ...] = ("batched", "native")
+# Many exchanges of one kind are checked by a few: the tests are to be fast.
+SETTINGS = {"prior_mixture": PriorMixtureConfig(calibration=CalibrationConfig(exchanges=3))}
 
 
 def subject(name: str, backend: Backend = "batched") -> Subject:
-    return Subject.of(ENTRIES[name], backend=backend)
+    return Subject.of(ENTRIES[name], SETTINGS.get(name), backend)
 
 
 APPLYING = [(name, check) for name in ENTRIES for check in contract_checks(subject(name).make())]

@@ -95,7 +95,7 @@ def test_targets_of_a_regression_are_floats(tmp_path):
     ("content", "words"),
     [
         (client(x=np.ones((2, 2))), "x has shape (2, 2) and y (3,)"),
-        (client(y=np.zeros((3, 1))), "y (3, 1)"),
+        (client(y=np.zeros((3, 1, 1))), "y (3, 1, 1)"),
         (client(x=np.array(1.0)), "x has shape ()"),
         (client(0), "no rows"),
         (client(y=np.array([0, 1, -1])), "row 2: the label is -1"),
@@ -183,7 +183,7 @@ def test_any_array_header_is_read_or_refused(tmp_path, header):
 def test_clients_that_differ_are_named_side_by_side(tmp_path):
     (tmp_path / "a.npz").write_bytes(client())
     assert "but a.npz has rows of shape (2,)" in refusal(tmp_path, client(x=np.ones((3, 5))))
-    assert "labels of torch.float32" in refusal(tmp_path, client(y=np.array([0.5, 1, 2])))
+    assert "labels of shape () of torch.float32" in refusal(tmp_path, client(y=np.array([0.5, 1, 2])))
 
 
 def test_a_folder_with_something_else_or_nothing_is_refused(tmp_path):

@@ -46,6 +46,8 @@ def requests() -> dict[str, bytes]:
             list(session.score())
             with suppress(MessageError):
                 list(session.leave_models())
+            session.validation_scores()
+            session.forget_later_states()
     return {wire.unpack(frame)[0]["do"]: bytes(frame) for frame in reversed(spy.received)}
 
 
@@ -130,6 +132,9 @@ def test_any_bytes_are_done_or_refused(do: str, data: st.DataObject) -> None:
         ("exchange", {"round": 2**63}, "round = 9223372036854775808"),
         ("exchange", {"reply_to": "x" * 10**6}, "a short text"),
         ("score", {"send": 1}, "true or false"),
+        ("validate", {"clients": [99]}, "clients from 0 to 6"),
+        ("validate", {"reply_to": 3}, "a short text"),
+        ("forget", {"version": -1}, "version = -1"),
         ("personalize", {"version": None}, "version = None"),
         ("drop", {"states": [[0, 1]]}, r"[client, version, before]"),
         ("find_missing", {"states": {"0": 1}}, "states = "),

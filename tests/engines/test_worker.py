@@ -70,3 +70,25 @@ def test_scores_are_not_sent_where_the_clients_own_config_does_not_say_so(
     assert ("groups" in said) == sends
     if not sends:
         assert "evaluation.clients_asked says so" in said["message"]
+
+
+@pytest.mark.parametrize(
+    ("client", "asked_here", "sends"), [(PLAIN, "all", True), (PLAIN, "none", False), (OPTED_OUT, "all", False)]
+)
+def test_validation_scores_are_sent_by_clients_that_train_and_send_scores(
+    client: int, asked_here: Any, sends: bool, tmp_path: Path
+) -> None:
+    algorithm = CATALOG["fedavg"].factory(CATALOG["fedavg"].config(), tiny_setup())
+    parts = tiny_parts(algorithm)
+    evaluation = parts.config.evaluation.model_copy(update={"clients_asked": asked_here})
+    worker = Worker(
+        replace(parts, config=parts.config.model_copy(update={"evaluation": evaluation})), tmp_path / "own", RUN_ID
+    )
+    header = {
+        "do": "validate", "reply_to": "v", "clients": [client], "state_versions": [0], "broadcast_index": [0],
+    }  # fmt: skip
+    broadcast = algorithm.delivery[-1].broadcast(algorithm.init_server(0), client, [])
+    said = wire.unpack(worker.handle(wire.pack(header, [wire.encode(broadcast)])))[0]
+    assert ("groups" in said) == sends
+    if not sends:
+        assert ("does not take part" in said["message"]) == (client == OPTED_OUT)

@@ -14,10 +14,13 @@ from builders import make_expert, make_gate, tiny_federation
 from fedmoe.display.tables import class_tables, score_table
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation import classification as ours
-from fedmoe.evaluation.metric_catalog import METRICS
+from fedmoe.evaluation.metric_catalog import METRICS as EVERY_METRIC
 from fedmoe.evaluation.metrics import load_metrics
-from fedmoe.report.html import render
 from fedmoe.report.markdown import markdown_table
+from fedmoe.report.page import render
+from fedmoe.report.runs import StoredRun
+
+METRICS = [name for name, spec in EVERY_METRIC.items() if spec.task == "classification"]
 
 
 def drawn(seed, size, classes, present=None):
@@ -73,7 +76,7 @@ def test_what_is_undefined_is_nan():
 
 def test_every_name_of_the_catalog_loads_and_is_a_number():
     log_probs, y = drawn(1, 20, 3)
-    loaded = load_metrics(list(METRICS), 3)
+    loaded = load_metrics(METRICS, 3)
     assert list(loaded)[-3:] == ["recall_0", "recall_1", "recall_2"]
     assert all(math.isfinite(metric(log_probs, y)) for metric in loaded.values())
 
@@ -88,7 +91,7 @@ def test_they_are_sent_stored_and_shown_with_the_names_of_classes(tmp_path):
         "algorithm": {"name": "fine_tuned"},
         "schedule": {"rounds": 1, "clients_per_round": 3},
         "training": {"personal": {"epochs": 2}},
-        "evaluation": {"metrics": list(METRICS)},
+        "evaluation": {"metrics": METRICS},
         "engine": {"workers": 1, "backend": "sequential"},
     }
     result = fedmoe.run(config, federation=tiny_federation(), expert=make_expert, gate=make_gate, directory=tmp_path)
@@ -102,5 +105,5 @@ def test_they_are_sent_stored_and_shown_with_the_names_of_classes(tmp_path):
     console.print(score_table([run], "run"), *class_tables([run]))
     for text, bar in ((console.export_text(), "right|wrong"), (markdown_table([run]), r"right\|wrong")):
         assert "Macro-F1" in text and "by class" in text and bar in text and "recall_0" not in text
-    page = render([run], "run")
+    page = render([StoredRun(run)], "run")
     assert "Recall by class" in page and "&lt;up&gt;" in page and "Balanced accuracy" in page

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmoe.evaluation.summary import interval, summarise, worst_decile
+from fedmoe.evaluation.figure_of_merit import ACCURACY, RMSE
+from fedmoe.evaluation.summary import interval, summarise
 
 
 def score(client, accuracy, *, model="after", data="own", unseen=False):
@@ -67,10 +68,25 @@ def test_what_was_not_measured_is_left_out():
 def test_the_worst_decile_is_a_tenth_of_the_clients_and_at_least_one(size, tenth):
     values = np.arange(size, dtype=float)
     np.random.default_rng(0).shuffle(values)
-    assert worst_decile(values) == pytest.approx(np.arange(tenth).mean())
+    assert ACCURACY.worst_decile(values) == pytest.approx(np.arange(tenth).mean())
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6), st.floats(-5, 5))
 def test_the_interval_does_not_depend_on_where_the_mean_lies(means, shift):
     assert interval(means) >= 0
     assert interval([mean + shift for mean in means]) == pytest.approx(interval(means), abs=1e-9)
+
+
+def test_the_worst_clients_of_a_regression_are_those_with_the_largest_errors():
+    assert RMSE.worst_decile(np.array([3.0, 9.0, 1.0])) == 9.0
+
+
+def test_a_regression_is_summarised_by_its_errors_and_the_other_metrics_stand_beside_them():
+    scores = [
+        {"client": client, "unseen": False, "model": "before", "data": "own", "metrics": {"rmse": rmse, "r2": 0.5}}
+        for client, rmse in enumerate((2.0, 4.0))
+    ]
+    record = {"title": "A", "algorithm": "a", "seed": 0, "task": "regression", "scores": scores}
+    (row,) = summarise([record])
+    assert (row["own"]["mean"], row["own"]["worst_decile"]) == (3.0, 4.0)
+    assert [*row["metrics"]] == ["r2"]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedmoe.core_types import Tensors
 from fedmoe.errors import RunError
-from fedmoe.storage.checkpoints import DIGEST, Checkpoint, load_newest, oldest_round, save_checkpoint
+from fedmoe.storage.checkpoints import DIGEST, Checkpoint, drop_from, load_newest, oldest_round, save_checkpoint
 
 RUN = "0123456789abcdef" * 2
 OTHER = "f" * 32
@@ -182,3 +182,10 @@ def test_checkpoints_of_an_earlier_version_are_refused(tmp_path):
 def test_checkpoints_are_for_the_owner_only(tmp_path):
     save(tmp_path, 1)
     assert (tmp_path / FIRST).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_follows_the_last_round_leaves_the_rounds_there(tmp_path):
+    for number in range(1, 8):
+        save_checkpoint(tmp_path, Checkpoint(number, server(number), {}), RUN, rounds=4)
+    assert [int(name[6:14]) for name in names(tmp_path)] == [3, 4, 6, 7]
+    assert drop_from(tmp_path, 4) == 3 and oldest_round(tmp_path) == 3 and len(names(tmp_path)) == 1

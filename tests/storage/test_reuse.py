@@ -42,7 +42,7 @@ def adopt(source, target):
 
 
 def test_the_last_round_and_its_metrics_become_those_of_the_target(source, target):
-    assert adopt(source, target) == []
+    assert adopt(source, target) == (True, [])
     checkpoint, notes = load_newest(
         target.checkpoints, Server, "target-id", lambda found: target.check_metrics(*found.note["metrics"])
     )
@@ -53,12 +53,13 @@ def test_the_last_round_and_its_metrics_become_those_of_the_target(source, targe
 
 def test_a_target_that_has_begun_is_left_alone(source, target):
     save_checkpoint(target.checkpoints, Checkpoint(1, Server({"w": torch.zeros(2)}), {}), "target-id")
-    adopt(source, target)
+    assert adopt(source, target) == (False, [])
     assert load_newest(target.checkpoints, Server, "target-id")[0].round == 1 and not target.metrics.exists()
 
 
 def test_nothing_is_adopted_from_metrics_that_have_changed(source, target):
     source.metrics.write_bytes(b"")
-    notes = adopt(source, target)
+    adopted, notes = adopt(source, target)
+    assert not adopted
     assert list(target.checkpoints.iterdir()) == []
     assert notes[-1].startswith("no checkpoint is usable")

@@ -8,14 +8,14 @@ that it returns can depend on an opted-out record. Work on all records (`private
 state, and no function that sends anything is ever handed that.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from fedmoe.aggregation.expert_observation import Observation
-from fedmoe.core_types import ClientData, ClientId
+from fedmoe.core_types import ClientData, ClientId, Examples
 from fedmoe.errors import ConfigError
 from fedmoe.partition.split import Indices
 from fedmoe.streams import Streams
@@ -178,15 +178,66 @@ class Personalize(Protocol):
 
 
 class Predict(Protocol):
-    """Log-probabilities (B, classes) of one client; `personal` is None before personalisation."""
+    """Log-probabilities (B, classes) of one client, or numbers (B, targets); no `personal` before personalisation."""
 
     def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> Tensor: ...
+
+
+class Measure(Protocol):
+    """Metrics of the algorithm's own on scored examples of one client, by name; NaN where one is not defined."""
+
+    def __call__(
+        self, broadcast: Any, client_state: Any, personal: Any, examples: Examples, /
+    ) -> Mapping[str, float | Tensor]: ...
 
 
 class ExpertWeights(Protocol):
     """How much each expert has to say of each row, once a client has its model: name -> (B,); a row sums to 1."""
 
     def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> dict[str, Tensor]: ...
+
+
+class PriorFree(Protocol):
+    """Scores (B, classes) of one client that hold no label frequencies: with a log-prior added, and normalised, they
+    are its answer under that prior."""
+
+    def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> Tensor: ...
+
+
+class OwnPrior(Protocol):
+    """The stored log-prior (classes,) of one client: its own label frequencies; uniform before personalisation."""
+
+    def __call__(self, broadcast: Any, client_state: Any, personal: Any, /) -> Tensor: ...
+
+
+class EstimatePrior(Protocol):
+    """The log-prior (classes,) of a batch of unlabelled questions, from their prior-free scores and the own one."""
+
+    def __call__(self, scores_BC: Tensor, own_C: Tensor, /) -> Tensor: ...
+
+
+class LabelPriors(NamedTuple):
+    """How an algorithm answers under label frequencies of the user's choice."""
+
+    prior_free: PriorFree
+    own: OwnPrior
+    estimate: EstimatePrior
+
+
+class Answer(NamedTuple):
+    """One of several ways in which a client answers, each scored under a name of its own."""
+
+    predict: Predict
+    batch_size: int | None = None  # of questions that are answered together, where an answer depends on the others
+    models: frozenset[str] = frozenset(("before", "after"))  # scored before personalisation, after it
+    data: frozenset[str] = frozenset(("own", "tuning", "global", "pooled"))  # what it is scored on
+    is_candidate: bool = False  # one of those among which the client chose the way in which it answers
+
+
+class Choice(Protocol):
+    """The name of the candidate that a client chose."""
+
+    def __call__(self, personal: Any, /) -> str: ...
 
 
 class Algorithm(NamedTuple):
@@ -211,7 +262,29 @@ class Algorithm(NamedTuple):
     after_rounds: tuple[Exchange, ...] = ()
     # Private parts that clients release to the others; runs after all that, and only where the config allows it.
     release: Exchange | None = None
+    # What every client is sent once beside the networks' own frozen weights, and nobody trains: a common expert.
+    constants: Mapping[str, Tensor] = {}
+    # What a client computes once of each of its examples, by public constants alone, and keeps: it is in `extra` of all
+    # examples that client functions see, under this name.
+    once_of_examples: Mapping[str, Callable[[Tensor], Tensor]] = {}
+    # Numbers of its own that are scored beside accuracy and loss, all of these names.
+    measure: Measure | None = None
+    measured: tuple[str, ...] = ()
     expert_weights: ExpertWeights | None = None  # of a mixture: whom a prediction is due to
+    # Why it cannot predict numbers, or None where it takes predictions, losses and mixtures from `setup.task`.
+    no_regression: str | None = "it was written for classes"
+    # Which label frequencies the final answer holds: those of all clients' data, or the client's own. None: not known,
+    # and no answer under other frequencies can be had.
+    frequencies: Literal["pool", "own"] | None = None
+    priors: LabelPriors | None = None
+    # Ways to answer by the names under which they are scored; "" is `predict`. The headline is what tables show first.
+    answers: Mapping[str, Answer] | None = None  # None: `predict` alone
+    headline: str = ""
+    choice: Choice | None = None
+
+    @property
+    def scored_answers(self) -> Mapping[str, Answer]:
+        return {"": Answer(self.predict)} if self.answers is None else self.answers
 
     @property
     def keeps_client_state(self) -> bool:

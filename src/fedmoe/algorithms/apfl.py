@@ -16,7 +16,6 @@ Shape suffix: S clients of a cohort.
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -26,7 +25,6 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors, Tree
 from fedmoe.models.mixture import shares_of_two
-from fedmoe.models.network import Network
 from fedmoe.setting_types import Fraction, PositiveFloat
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch, Loss, Trainable
@@ -58,7 +56,7 @@ def apfl(config: ApflConfig, setup: AlgorithmSetup) -> Algorithm:
         personal_type=PersonalState,
         init_personal=lambda b, _state, _client, _seed: PersonalState(b.model, torch.tensor(config.alpha)),
         personalize=lambda b, _c, personal, data, rng: personalize(setup, b, personal, data, rng),
-        predict=lambda b, _c, personal, x: predict(setup.expert, b, personal, x),
+        predict=lambda b, _c, personal, x: predict(setup, b, personal, x),
         expert_weights=lambda _b, _c, personal, x: shares_of_two(personal.alpha.expand(x.shape[0]), "own", "global"),
     )
 
@@ -75,7 +73,9 @@ def private_update(
     if config.alpha_rate is not None:
         personal = personal._replace(alpha=adapted_alpha(setup, config.alpha_rate, shared, personal, data, rng))
     trainer, start_S = setup.federated, {"own": personal.model, "model": shared.model}
-    groups = {"mixture": trainer.group(start_S, MixedWeightsLoss(setup.expert, with_model=True), data.train)}
+    groups = {
+        "mixture": trainer.group(start_S, MixedWeightsLoss(setup.expert, with_model=True, task=setup.task), data.train)
+    }
     fitted = trainer.fit(groups, rng, {"alpha": personal.alpha})
     return personal._replace(model=fitted.params["mixture"]["own"])
 
@@ -97,16 +97,16 @@ def adapted_alpha(
         rate_over_rounds=None,
         rate_over_steps=None,
     )
-    group = trainer.group({"alpha": personal.alpha}, alpha_losses(setup.expert), data.train)
+    group = trainer.group({"alpha": personal.alpha}, alpha_losses(setup), data.train)
     frozen = {"own": personal.model, "model": shared.model}
     fitted = trainer.fit({"mixing": group}, rng._replace(scope=f"{rng.scope}:alpha"), frozen)
     alpha_S: Tensor = fitted.params["mixing"]["alpha"].clamp(0.0, 1.0)
     return alpha_S
 
 
-def alpha_losses(network: Network) -> Loss:
+def alpha_losses(setup: AlgorithmSetup) -> Loss:
     """Of the mixture, as a function of alpha."""
-    loss = MixedWeightsLoss(network, with_model=False)
+    loss = MixedWeightsLoss(setup.expert, with_model=False, task=setup.task)
 
     def losses(trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         return loss.of_weights(mixed(trainable["mixing"]["alpha"], frozen["own"], frozen["model"]), batch)
@@ -119,13 +119,14 @@ def personalize(
 ) -> PersonalState:
     """v alone goes on, within the mixture with the delivered w."""
     trainer, start_S = setup.personal, {"own": personal.model, "model": shared.model}
-    loss, names = MixedWeightsLoss(setup.expert, with_model=False), frozenset(f"own/{name}" for name in personal.model)
+    loss = MixedWeightsLoss(setup.expert, with_model=False, task=setup.task)
+    names = frozenset(f"own/{name}" for name in personal.model)
     groups = {"mixture": trainer.group(start_S, loss, data.train, trained_names=names)}
     stopping = trainer.early_stopping(loss, data.validation)
     fitted = trainer.fit(groups, rng, {"alpha": personal.alpha}, stopping)
     return personal._replace(model=fitted.params["mixture"]["own"])
 
 
-def predict(network: Network, shared: Broadcast, personal: PersonalState | None, x: Tensor) -> Tensor:
+def predict(setup: AlgorithmSetup, shared: Broadcast, personal: PersonalState | None, x: Tensor) -> Tensor:
     model = mixed(personal.alpha, personal.model, shared.model) if personal else shared.model
-    return F.log_softmax(network(model, x), dim=-1)
+    return setup.predict(model, x)

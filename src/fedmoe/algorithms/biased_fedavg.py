@@ -51,4 +51,4 @@ def bias_of(shared: Broadcast, client: ClientState) -> Tensors:
 def predict(
     setup: AlgorithmSetup, shared: Broadcast, client: ClientState, personal: PersonalState | None, x: Tensor
 ) -> Tensor:
-    return predict_with(setup.expert, shared, personal.private if personal else bias_of(shared, client), x)
+    return predict_with(setup, shared, personal.private if personal else bias_of(shared, client), x)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -87,8 +86,9 @@ def centralized(_config: CentralizedConfig, setup: AlgorithmSetup) -> Algorithm:
         ),
         round=(announce, collect),
         delivery=(deliver,),
-        predict=lambda broadcast, _client, _personal, x: F.log_softmax(setup.expert(broadcast.model, x), dim=-1),
+        predict=lambda broadcast, _client, _personal, x: setup.predict(broadcast.model, x),
         sample=lambda server, _round, pool, _rng: pool[:0] if server.trained else pool,
+        no_regression=None,
     )
 
 
@@ -109,16 +109,18 @@ def records_of(data: ClientData) -> list[Records]:
 
 def records_like(setup: AlgorithmSetup, asked: Announcement) -> Records:
     shape = setup.input_shape or setup.expert.input_shape or ()
-    x, y = torch.zeros((), dtype=torch.int64 if asked.integer_inputs > 0 else torch.float32), torch.tensor(0)
+    x = torch.zeros((), dtype=torch.int64 if asked.integer_inputs > 0 else torch.float32)
+    y = torch.tensor(0) if setup.target_shape is None else torch.zeros(setup.target_shape)
     sizes = [max(int(size), 0) for size in (asked.num_train, asked.num_validation)]
-    train, validation = ((x.expand(size, *shape), y.expand(size)) for size in sizes)
+    train, validation = ((x.expand(size, *shape), y.expand(size, *y.shape)) for size in sizes)
     return Records(*train, *validation)
 
 
 def records_rejection(setup: AlgorithmSetup, records: Records) -> str | None:
     """What the model could not read would end the training of all."""
     for x, y in ((records.x, records.y), (records.validation_x, records.validation_y)):
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < setup.num_classes:
+        is_class = setup.target_shape is None
+        if is_class and len(y) and not 0 <= int(y.min()) <= int(y.max()) < setup.num_classes:
             return f"its labels reach from {int(y.min())} to {int(y.max())}, but there are {setup.num_classes} classes"
         if len(y) and not x.is_floating_point():
             setup.expert(setup.expert.init("check"), x)  # raises for words beyond the vocabulary: a rejection

@@ -14,7 +14,6 @@ Shape suffix: S clients of a cohort.
 
 from typing import NamedTuple
 
-import torch.nn.functional as F
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -91,4 +90,4 @@ def train_personal(
 
 
 def predict(setup: AlgorithmSetup, shared: Broadcast, personal: PersonalState | None, x: Tensor) -> Tensor:
-    return F.log_softmax(setup.expert(personal.model if personal else shared.model, x), dim=-1)
+    return setup.predict(personal.model if personal else shared.model, x)

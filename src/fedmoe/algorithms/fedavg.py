@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import ConfigDict, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -104,9 +103,10 @@ def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
         init_server=lambda seed: init_server(setup.expert, seed, config.server_optimizer),
         round=(train,),
         delivery=(train._replace(name="deliver", broadcast=send_best_model),),
-        predict=lambda broadcast, _client, _personal, x: F.log_softmax(setup.expert(broadcast.model, x), dim=-1),
+        predict=lambda broadcast, _client, _personal, x: setup.predict(broadcast.model, x),
         sample=uniform_sample(setup.clients_per_round),
         validation=Validation(validate, config.validate_every),
+        no_regression=None,
     )
 
 
@@ -176,19 +176,24 @@ def observe(before: ServerState, updates: Mapping[ClientId, Update]) -> Observat
 
 
 def validate_model(
-    network: Network, trainer: LocalTrainer, shared: Broadcast, client: Nothing, data: ClientData
+    network: Network,
+    trainer: LocalTrainer,
+    shared: Broadcast,
+    client: Nothing,
+    data: ClientData,
+    logit_offset_SC: Tensor | None = None,
 ) -> tuple[Nothing, ValidationUpdate, NoReport]:
     """A client without validation examples reports 0 of 0 examples; a model that diverged, `DIVERGED_LOSS`."""
-    loss_S = trainer.mean_loss(network, shared.model, data.validation)
+    loss_S = trainer.mean_loss(network, shared.model, data.validation, logit_offset_SC)
     finite_S = loss_S.nan_to_num(DIVERGED_LOSS).clamp(max=DIVERGED_LOSS)
     counts_S = data.validation.counts
     return client, ValidationUpdate(finite_S.where(counts_S > 0, 0.0), counts_S.to(torch.float32)), NoReport()
 
 
 def validation_rejection(update: ValidationUpdate) -> str | None:
-    """The lowest loss chooses the model, so a client may not report less than a cross-entropy can be."""
+    """The lowest loss chooses the model, so a client may not report less than a loss can be."""
     if update.validation_loss < 0:
-        return f"its validation loss {float(update.validation_loss):.4g} is negative, which a cross-entropy never is"
+        return f"its validation loss {float(update.validation_loss):.4g} is negative, which no loss ever is"
     return None
 
 

@@ -23,12 +23,10 @@ from fedmoe.algorithms.fedavg import TrainingReport, move_model
 from fedmoe.algorithms.ifca import distinct_starts
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors
-from fedmoe.models.expert_mixture import log_likelihoods, log_mixture
-from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch
 from fedmoe.training.local import LocalTrainer
-from fedmoe.training.weighted_copies import WeightedCopiesLoss, log_probs_of
+from fedmoe.training.weighted_copies import WeightedCopiesLoss, losses_of, predictions_of
 from fedmoe.wire import message
 
 RESPONSIBILITY = "responsibility"
@@ -84,11 +82,12 @@ def fedem(config: FedEmConfig, setup: AlgorithmSetup) -> Algorithm:
         init_server=lambda seed: ServerState(distinct_starts(setup.expert, seed, config.num_components)),
         round=(train,),
         delivery=(train._replace(name="deliver"),),
-        predict=lambda b, client, personal, x: predict(setup.expert, b, (personal or client).weights, x),
+        predict=lambda b, client, personal, x: predict(setup, b, (personal or client).weights, x),
         sample=uniform_sample(setup.clients_per_round),
         client_type=MixtureWeights,
         init_client=lambda _broadcast, _client, _seed: MixtureWeights(uniform),
         personal_type=MixtureWeights,
+        no_regression=None,
         personalize=lambda b, client, _personal, data, _rng: fit_weights(config, setup, b, client, data),
         expert_weights=lambda _b, _client, personal, x: {
             f"component {m}": weight.expand(x.shape[0]) for m, weight in enumerate(personal.weights)
@@ -96,11 +95,14 @@ def fedem(config: FedEmConfig, setup: AlgorithmSetup) -> Algorithm:
     )
 
 
-def likelihoods_of(network: Network, trainer: LocalTrainer, components_SM: Tensors, examples: Examples) -> Tensor:
-    """(S, N, M): log p(y|x, m); zero where there is no example."""
+def likelihoods_of(setup: AlgorithmSetup, trainer: LocalTrainer, components_SM: Tensors, examples: Examples) -> Tensor:
+    """(S, N, M): log p(y|x, m), minus the loss; zero where there is no example.
+
+    Of a regression it is short of a constant, which is the same for all components.
+    """
 
     def likelihoods(components_M: Tensors, batch: Batch) -> Tensor:
-        return log_likelihoods(log_probs_of(network, components_M, batch), batch.y)
+        return -losses_of(setup.task, setup.expert, components_M, batch)
 
     return trainer.per_example(likelihoods, components_SM, examples)
 
@@ -121,10 +123,10 @@ def local_update(
     setup: AlgorithmSetup, shared: Broadcast, client: MixtureWeights, data: ClientData, rng: Streams
 ) -> tuple[MixtureWeights, Update, TrainingReport]:
     trainer, train = setup.federated, data.train
-    likelihood_SNM = likelihoods_of(setup.expert, trainer, shared.experts, train)
+    likelihood_SNM = likelihoods_of(setup, trainer, shared.experts, train)
     q_SNM = responsibilities(client.weights, likelihood_SNM)
     weighted = train._replace(extra={**train.extra, RESPONSIBILITY: q_SNM})
-    losses = WeightedCopiesLoss(setup.expert, "components", RESPONSIBILITY)  # M-step
+    losses = WeightedCopiesLoss(setup.expert, "components", RESPONSIBILITY, setup.task)  # M-step
     group = trainer.group(shared.experts, losses, weighted)
     fitted = trainer.fit({"components": group}, rng)
     update = Update(fitted.params["components"], shared.expert_ids, train.counts.to(torch.float32))
@@ -149,7 +151,7 @@ def fit_weights(
     config: FedEmConfig, setup: AlgorithmSetup, shared: Broadcast, client: MixtureWeights, data: ClientData
 ) -> MixtureWeights:
     """The components stay, so their likelihoods are computed once; every client starts from equal weights."""
-    likelihood_SNM = likelihoods_of(setup.expert, setup.personal, shared.experts, data.train)
+    likelihood_SNM = likelihoods_of(setup, setup.personal, shared.experts, data.train)
     counts_S = data.train.counts
     weights_SM = torch.full_like(client.weights, 1 / config.num_components)
     for _ in range(config.mixture_steps):
@@ -158,7 +160,8 @@ def fit_weights(
     return MixtureWeights(torch.where(counts_S[:, None] > 0, weights_SM, client.weights))
 
 
-def predict(network: Network, shared: Broadcast, weights_M: Tensor, x: Tensor) -> Tensor:
-    """The mixture of the components' probabilities."""
-    log_probs_MBC = log_probs_of(network, shared.experts, Batch(x, x.new_zeros(x.shape[0]), {}))
-    return log_mixture(weights_M.log().expand(x.shape[0], -1), log_probs_MBC)
+def predict(setup: AlgorithmSetup, shared: Broadcast, weights_M: Tensor, x: Tensor) -> Tensor:
+    """The mixture of the components' predictions."""
+    batch = Batch(x, x.new_zeros(x.shape[0]), {})
+    each_MBC = predictions_of(setup.task, setup.expert, shared.experts, batch)
+    return setup.task.mixture(weights_M.log().expand(x.shape[0], -1), each_MBC)

@@ -45,6 +45,7 @@ def fedrod(config: FedRodConfig, setup: AlgorithmSetup) -> Algorithm:
     plain = fedavg(config, setup)
     (train,) = plain.round
     return plain._replace(
+        no_regression="it weighs the loss by the frequencies of labels",
         round=(train._replace(local_update=lambda b, c, data, rng: local_update(setup, b, c, data, rng)),),
         personal_type=PersonalState,
         personalize=lambda b, _client, _personal, data, rng: train_head(setup, b, data, rng),

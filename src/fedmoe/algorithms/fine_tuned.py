@@ -5,7 +5,6 @@ Eq. 5 of Listo Zec et al. (2021); the baseline that the mixtures are measured ag
 
 from typing import NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe.algorithms.algorithm import Algorithm, Nothing
@@ -36,4 +35,4 @@ def fine_tune(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: S
 def predict(
     setup: AlgorithmSetup, shared: Broadcast, _client: Nothing, personal: PersonalState | None, x: Tensor
 ) -> Tensor:
-    return F.log_softmax(setup.expert(personal.specialist if personal else shared.model, x), dim=-1)
+    return setup.predict(personal.specialist if personal else shared.model, x)

@@ -26,7 +26,6 @@ from fedmoe.algorithms.fedavg import TrainingReport, move_model
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors
 from fedmoe.errors import ConfigError
-from fedmoe.models.expert_mixture import log_mixture
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.local import LocalTrainer
@@ -80,9 +79,10 @@ def ifca(config: IfcaConfig, setup: AlgorithmSetup) -> Algorithm:
         init_server=lambda seed: ServerState(distinct_starts(setup.expert, seed, config.num_clusters)),
         round=(train,),
         delivery=(train._replace(name="deliver"),),
-        predict=lambda b, _client, personal, x: predict(setup.expert, b, personal, x),
+        predict=lambda b, _client, personal, x: predict(setup, b, personal, x),
         sample=uniform_sample(setup.clients_per_round),
         personal_type=PersonalState,
+        no_regression=None,
         personalize=lambda b, _client, _personal, data, _rng: PersonalState(
             losses_of(setup.expert, setup.personal, b.experts, data.train)
         ),
@@ -98,7 +98,8 @@ def distinct_starts(network: Network, seed: int, count: int) -> Tensors:
     if count > 1 and all(torch.equal(leaf, starts[1][name]) for name, leaf in starts[0].items()):
         raise ConfigError(
             f"all {count} models start with the same weights, so no client could prefer one of them. "
-            "Give a factory that makes fresh modules, such as a class or a lambda, instead of one module."
+            "Give a factory that makes fresh modules, such as a class or a lambda, instead of one module; with "
+            "model.start_from set model.start_noise, such as 0.01."
         )
     return trees.stack(starts)
 
@@ -157,10 +158,10 @@ def chosen_cluster(personal: PersonalState) -> Tensor:
     return torch.where(personal.losses.isfinite().any(), own_K, torch.full((count,), 1 / count))
 
 
-def predict(network: Network, shared: Broadcast, personal: PersonalState | None, x: Tensor) -> Tensor:
-    """The client's own model; the mean of all models' probabilities where no data speak for one of them."""
+def predict(setup: AlgorithmSetup, shared: Broadcast, personal: PersonalState | None, x: Tensor) -> Tensor:
+    """The client's own model; the mean of all models' predictions where no data speak for one of them."""
     if personal is not None and personal.losses.isfinite().any():
-        return F.log_softmax(network(trees.pick(shared.experts, int(personal.losses.argmin())), x), dim=-1)
+        return setup.predict(trees.pick(shared.experts, int(personal.losses.argmin())), x)
     count = len(shared.expert_ids)
-    log_probs = [F.log_softmax(network(model, x), dim=-1) for model in trees.unstack(shared.experts, count)]
-    return log_mixture(torch.full((x.shape[0], count), 1 / count).log(), torch.stack(log_probs))
+    each = [setup.predict(model, x) for model in trees.unstack(shared.experts, count)]
+    return setup.task.mixture(torch.full((x.shape[0], count), 1 / count).log(), torch.stack(each))

@@ -45,6 +45,7 @@ class PersonalState(NamedTuple):
 def knn_per(config: KnnPerConfig, setup: AlgorithmSetup) -> Algorithm:
     require_output_layer(setup)
     return fedavg(config, setup)._replace(
+        no_regression="its neighbours vote for classes",
         personal_type=PersonalState,
         personalize=lambda b, _client, _personal, data, _rng: memorize(config, setup, b, data),
         predict=lambda b, _client, personal, x: predict(config, setup, b, personal, x),

@@ -12,7 +12,6 @@ client's own data, makes them useful.
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -46,7 +45,7 @@ def lg_fedavg(config: LgFedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
     algorithm = partial_personalization(config, setup, names, side_by_side)
     assert algorithm.release is not None
     return algorithm._replace(
-        predict=lambda b, c, personal, x: predict(setup.expert, first_shared, b, c, personal, x),
+        predict=lambda b, c, personal, x: predict(setup, first_shared, b, c, personal, x),
         release=algorithm.release._replace(
             local_update=lambda _b, client, data, _rng: release_layers(setup.expert, first_shared, client, data)
         ),
@@ -83,7 +82,7 @@ def release_layers(
 
 
 def predict(
-    network: Network,
+    setup: AlgorithmSetup,
     first_shared: str,
     shared: Broadcast,
     client: ClientState,
@@ -93,8 +92,8 @@ def predict(
     """A client that has no layers of its own, as it never had data, predicts with those released."""
     own = client if personal is None else personal
     if own.rounds == 0 and shared.released:
-        return F.log_softmax(ensemble(network, first_shared, shared, x), dim=-1)
-    return predict_with(network, shared, own.private, x)
+        return setup.task.prediction(ensemble(setup.expert, first_shared, shared, x))
+    return predict_with(setup, shared, own.private, x)
 
 
 def ensemble(network: Network, first_shared: str, shared: Broadcast, x: Tensor) -> Tensor:

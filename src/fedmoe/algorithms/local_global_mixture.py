@@ -7,7 +7,6 @@ Shape suffixes: S clients of a cohort, B a batch, C classes.
 
 from typing import NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe import trees
@@ -16,10 +15,9 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.local_only import train_alone
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Tensors
-from fedmoe.models.mixture import gate_shares, log_mix
+from fedmoe.models.mixture import gate_shares
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Loss
-from fedmoe.training.classifier import MixtureLoss
 
 
 class PersonalState(NamedTuple):
@@ -46,8 +44,8 @@ def personalize(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng:
 
 
 def mixture_losses(setup: AlgorithmSetup) -> Loss:
-    """Eq. 6: the negative log of h(x) f_l(x) + (1 - h(x)) f_g(x) at the label."""
-    return MixtureLoss(setup.expert, setup.gate, first="local", second="general")
+    """Eq. 6: for classes the negative log of h(x) f_l(x) + (1 - h(x)) f_g(x) at the label."""
+    return setup.personal.mixture_loss(setup.expert, setup.gate, first="local", second="general")
 
 
 def predict(
@@ -55,6 +53,6 @@ def predict(
 ) -> Tensor:
     """Eq. 5; before personalisation the global model alone."""
     if personal is None:
-        return F.log_softmax(setup.expert(shared.model, x), dim=-1)
-    local_BC, general_BC = (F.log_softmax(setup.expert(p, x), dim=-1) for p in (personal.local, personal.general))
-    return log_mix(setup.gate(personal.gate, x), local_BC, general_BC)
+        return setup.predict(shared.model, x)
+    local_BC, general_BC = (setup.predict(params, x) for params in (personal.local, personal.general))
+    return setup.task.mix(setup.gate(personal.gate, x), local_BC, general_BC)

@@ -5,7 +5,6 @@ Eq. 4 of Listo Zec et al. (2020): the local model f_l^k.
 
 from typing import NamedTuple
 
-import torch.nn.functional as F
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
@@ -37,9 +36,10 @@ def local_only(_config: LocalOnlyConfig, setup: AlgorithmSetup) -> Algorithm:
         init_server=lambda _seed: Nothing(),
         round=(),
         delivery=(empty_exchange(),),
-        predict=lambda _broadcast, _client, personal, x: F.log_softmax(setup.expert(personal.local, x), dim=-1),
+        predict=lambda _broadcast, _client, personal, x: setup.predict(personal.local, x),
         sample=uniform_sample(None),
         personal_type=PersonalState,
+        no_regression=None,
         personalize=lambda _broadcast, _client, _personal, data, rng: PersonalState(train_alone(setup, data, rng)),
     )
 

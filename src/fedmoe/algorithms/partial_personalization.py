@@ -12,7 +12,6 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import ConfigDict, PositiveFloat
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -100,13 +99,14 @@ def partial_personalization(
         init_server=lambda seed: init_server(config, setup.expert, names, seed),
         round=(train,),
         delivery=(train._replace(name="deliver"),),
-        predict=lambda b, c, personal, x: predict_with(setup.expert, b, (personal or c).private, x),
+        predict=lambda b, c, personal, x: predict_with(setup, b, (personal or c).private, x),
         sample=uniform_sample(setup.clients_per_round),
         client_type=ClientState,
         init_client=lambda _broadcast, _client, seed: start(seed),
         personal_type=PersonalState,
         personalize=lambda b, c, _personal, data, rng: fit_private(setup, b, c, data, rng),
         release=release,
+        no_regression=None,
     )
 
 
@@ -167,5 +167,5 @@ def fit_private(
     return PersonalState(part(fitted.params["model"], names), client.rounds + (data.train.counts > 0))
 
 
-def predict_with(network: Network, shared: Broadcast, private: Tensors, x: Tensor) -> Tensor:
-    return F.log_softmax(network({**shared.model, **private}, x), dim=-1)
+def predict_with(setup: AlgorithmSetup, shared: Broadcast, private: Tensors, x: Tensor) -> Tensor:
+    return setup.predict({**shared.model, **private}, x)

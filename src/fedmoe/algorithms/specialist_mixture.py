@@ -8,7 +8,6 @@ Shape suffixes: S clients of a cohort, N examples, B a batch, C classes.
 
 from typing import NamedTuple
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe import trees
@@ -17,10 +16,10 @@ from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
 from fedmoe.algorithms.fine_tuned import fine_tune
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
-from fedmoe.models.mixture import gate_shares, log_mix
+from fedmoe.models.mixture import gate_shares
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Loss
-from fedmoe.training.classifier import MixtureLoss, log_probs
+from fedmoe.training.classifier import predictions
 
 
 class PersonalState(NamedTuple):
@@ -50,24 +49,24 @@ def personalize(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng:
 
 
 def with_general_outputs(setup: AlgorithmSetup, shared: Broadcast, examples: Examples) -> Examples:
-    """f_g is frozen (line 8), so its log-probabilities on a client's data never change: compute them once."""
+    """f_g is frozen (line 8), so its predictions on a client's data never change: compute them once."""
     outputs_SNC = setup.personal.per_example(
-        lambda model, batch: log_probs(setup.expert, model, batch), shared.model, examples
+        lambda model, batch: predictions(setup.task, setup.expert, model, batch), shared.model, examples
     )
     return examples._replace(extra={**examples.extra, "general": outputs_SNC})
 
 
 def mixture_losses(setup: AlgorithmSetup) -> Loss:
-    """Eq. 7: the negative log of h(x) f_s(x) + (1 - h(x)) f_g(x) at the label."""
-    return MixtureLoss(setup.expert, setup.gate, first="specialist", second="general")
+    """Eq. 7: for classes the negative log of h(x) f_s(x) + (1 - h(x)) f_g(x) at the label."""
+    return setup.personal.mixture_loss(setup.expert, setup.gate, first="specialist", second="general")
 
 
 def predict(
     setup: AlgorithmSetup, shared: Broadcast, _client: Nothing, personal: PersonalState | None, x: Tensor
 ) -> Tensor:
     """Eq. 6; before personalisation the global model alone."""
-    general_BC = F.log_softmax(setup.expert(shared.model, x), dim=-1)
+    general_BC = setup.predict(shared.model, x)
     if personal is None:
         return general_BC
-    specialist_BC = F.log_softmax(setup.expert(personal.specialist, x), dim=-1)
-    return log_mix(setup.gate(personal.gate, x), specialist_BC, general_BC)
+    specialist_BC = setup.predict(personal.specialist, x)
+    return setup.task.mix(setup.gate(personal.gate, x), specialist_BC, general_BC)

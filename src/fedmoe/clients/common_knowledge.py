@@ -36,15 +36,15 @@ def count_classes(
         return declared  # every label was compared with it when it was read
     labels = torch.cat([rows.y for rows in shared_rows(sharing)] + ([] if given_test is None else [given_test.y]))
     known = int(labels.max()) + 1
+    for whose, part in parts.items():
+        if len(part.y) and int(part.y.max()) >= known:
+            raise DataError(beyond(whose, "a label", int(part.y.max()), known, "num_classes={}"))
     if int(labels.min()) > 0:
         lowest = int(labels.min())
         raise DataError(
             f"the labels go from {lowest} to {known - 1}, so class 0 has no row. Number the classes from 0 "
             f"(y - {lowest}), or, if lower ones are only missing here, declare num_classes={known}."
         )
-    for whose, part in parts.items():
-        if len(part.y) and int(part.y.max()) >= known:
-            raise DataError(beyond(whose, "a label", int(part.y.max()), known, "num_classes={}"))
     return known
 
 

@@ -30,6 +30,7 @@ class FederationFacts:
     unlabelled_new_clients: tuple[ClientId, ...]
     pooled: ClientId | None
     table: dict[str, Any] | None  # `data.tables.TableSchema`
+    target_shape: tuple[int, ...] | None = None  # of a regression
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -50,6 +51,7 @@ def facts_of(federation: Federation) -> FederationFacts:
         unlabelled_new_clients=unlabelled_new_clients(federation),
         pooled=federation.pooled,
         table=None if federation.table is None else federation.table.to_dict(),
+        target_shape=federation.target_shape,
     )
 
 
@@ -92,6 +94,7 @@ def federation_without_data(facts: FederationFacts) -> Federation:
         pooled=facts.pooled,
         class_names=facts.class_names,
         table=None if facts.table is None else TableSchema.from_dict(facts.table),
+        target_shape=facts.target_shape,
     )
 
 

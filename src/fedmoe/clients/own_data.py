@@ -19,6 +19,7 @@ from fedmoe.clients.own_records import (
     ExampleArrays,
     ExampleSource,
     OptedOut,
+    TaskName,
     arrays_of,
     read_examples,
     read_mask,
@@ -39,6 +40,7 @@ def federation_from_clients(
     *,
     num_classes: int | None = None,
     class_names: Sequence[str] | None = None,
+    task: TaskName = "classification",
     side_values: Mapping[str, int] | None = None,
     collate: Collate | None = None,
     sequence_length: SequenceLength | None = None,
@@ -59,6 +61,7 @@ def federation_from_clients(
         num_classes: default: as many as opted-in training and validation rows of clients that take part show, and
             the global test if one is given. A row with a higher label is then refused: declare the number.
         class_names: what the classes are called, in order; default: of labels that are words, those found likewise.
+        task: "regression" where y are numbers, (N,) or several per row (N, T); then there are no classes.
         side_values: how many values side information has, by name; the default is found likewise.
         collate: of a torch Dataset whose rows are no pairs (x, y): a list of rows -> (x, y) of them all.
         sequence_length: x are rows of different lengths, ids from 1 or numbers; they are padded to so many steps, or to
@@ -75,24 +78,28 @@ def federation_from_clients(
     (6, ['ward'])
     """
     out = _require_names(clients, unseen, opted_out)
+    is_regression = task == "regression"
+    if is_regression and (num_classes is not None or class_names is not None):
+        raise DataError("task='regression' has no classes, but num_classes or class_names is given. Leave it away.")
     shares = {"validation": validation_share, "test": test_share}
     _require_shares(shares)
     how = (collate, sequence_length is not None)
     given = {name: _parts_given(name, clients[name], *how) for name in clients}
-    given, found_names = number_labels(given, class_names, unseen, out)
+    given, found_names = (given, ()) if is_regression else number_labels(given, class_names, unseen, out)
     declared = num_classes or len(found_names) or None
     if found_names and len(found_names) != declared:
         raise DataError(f"num_classes={num_classes}, but class_names has {len(found_names)}. Leave num_classes away.")
     names = sorted(clients, key=lambda name: name in unseen)  # stable: the given order, unseen clients last
     num_clients = sum(name not in unseen for name in names)
-    everyone = [_client(n, given[n], out.get(n, False), shares, declared, seed) for n in names]
+    everyone = [_client(n, given[n], out.get(n, False), shares, declared, task, seed) for n in names]
     participants = [c for c, one in enumerate(everyone[:num_clients]) if bool(one.records.train_opted_in.any())]
     if not participants:
         raise DataError(f"none of the {len(names)} clients has a training row to share. Opt in one that is not unseen.")
     given_test = None
     if global_test is not None:
         arrays = _given(global_test, "global_test", *how)
-        given_test = read_examples(with_numbers(arrays, found_names, "global_test"), "global_test", declared)
+        arrays = arrays if is_regression else with_numbers(arrays, found_names, "global_test")
+        given_test = read_examples(arrays, "global_test", declared, task)
     if sequence_length is not None:
         sharing = [everyone[client] for client in participants]
         everyone, given_test = with_one_length(everyone, sharing, given_test, sequence_length)
@@ -100,12 +107,13 @@ def federation_from_clients(
     parts = dict(_parts(everyone))
     and_test = parts if given_test is None else {**parts, "global_test": given_test}
     _require_one_kind(and_test)
-    shared_test = _balanced(sharing, seed) if given_test is None else given_test
+    shared_test = _balanced(sharing, task, seed) if given_test is None else given_test
     records = [one.records for one in everyone]
     return Federation(
         num_clients=num_clients,
         num_unseen=len(names) - num_clients,
-        num_classes=count_classes(declared, sharing, given_test, parts),
+        num_classes=0 if is_regression else count_classes(declared, sharing, given_test, parts),
+        target_shape=tuple(records[0].train.y.shape[1:]) if is_regression else None,
         input_shape=tuple(records[0].train.x.shape[1:]),
         participants=np.array(participants, dtype=np.int64),
         global_test=shared_test,
@@ -158,10 +166,16 @@ def _given(source: ExampleSource, whose: str, collate: Collate | None, are_seque
 
 
 def _client(
-    name: str, given: Parts, opted_out: OptedOut, shares: Mapping[str, float], num_classes: int | None, seed: int
+    name: str,
+    given: Parts,
+    opted_out: OptedOut,
+    shares: Mapping[str, float],
+    num_classes: int | None,
+    task: TaskName,
+    seed: int,
 ) -> OwnClient:
     whose = f"client {name!r}"
-    read = {p: read_examples(given[p], whose if p == "train" else f"{whose}, {p}", num_classes) for p in given}
+    read = {p: read_examples(given[p], whose if p == "train" else f"{whose}, {p}", num_classes, task) for p in given}
     train = read.pop("train")
     if not len(train.y):
         raise DataError(f"{whose} is empty: it has no training row. Leave it out.")
@@ -192,10 +206,12 @@ def _cut(size: int, shares: Mapping[str, float], seed: int, name: str) -> dict[s
     return {part: at.sort().values for part, at in zip(PARTS, rows, strict=True)}
 
 
-def _balanced(sharing: Sequence[OwnClient], seed: int) -> Examples:
+def _balanced(sharing: Sequence[OwnClient], task: TaskName, seed: int) -> Examples:
     """Opted-in rows of the test parts; no class has more of them than its even share of all."""
     tests = [keep(one.records.test, one.test_opted_in) for one in sharing]
     x, y = (torch.cat([getattr(test, field) for test in tests]) for field in ("x", "y"))
+    if task == "regression":
+        return examples(x, y)
     order = torch.randperm(len(y), generator=torch_stream(seed, "own data", "global test"))
     even = len(y) // max(1, len(y.unique()))
     chosen = torch.cat([order[:0], *(order[y[order] == label][:even] for label in y.unique())]).sort().values
@@ -217,12 +233,16 @@ def _require_shares(shares: Mapping[str, float]) -> None:
 
 
 def _require_one_kind(parts: Mapping[str, Examples]) -> None:
-    """One shape and dtype of x: clients are put side by side, and one model reads them all."""
-    kinds = {whose: f"{part.x.dtype} of shape {tuple(part.x.shape[1:])}" for whose, part in parts.items()}
-    first = next(iter(kinds))
-    for whose, kind in kinds.items():
-        if kind != kinds[first]:
-            raise DataError(f"{whose}: x is {kind}, but of {first} {kinds[first]}. Bring all to one shape and type.")
+    """One shape and dtype of x, one shape of y: clients are put side by side, and one model reads them all."""
+    for what in ("x", "y"):
+        tensors = {whose: getattr(part, what) for whose, part in parts.items()}
+        kinds = {whose: f"{one.dtype} of shape {tuple(one.shape[1:])}" for whose, one in tensors.items()}
+        first = next(iter(kinds))
+        for whose, kind in kinds.items():
+            if kind != kinds[first]:
+                raise DataError(
+                    f"{whose}: {what} is {kind}, but of {first} {kinds[first]}. Bring all to one shape and type."
+                )
 
 
 def _opted_in(one: Records) -> Records:

@@ -1,7 +1,7 @@
 """What a user gives for one client: arrays, tensors or a torch Dataset, read and checked row by row."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ Array = Tensor | NDArray[Any]
 ExampleArrays = tuple[Array, Array] | tuple[Array, Array, Mapping[str, Array]]  # x (N, ...), y (N,), side info (N,)
 ExampleSource = ExampleArrays | Dataset[Any]
 OptedOut = bool | Sequence[bool] | Tensor
+TaskName = Literal["classification", "regression"]
 Collate = Callable[[list[Any]], Any]  # rows of a Dataset -> (x, y) or (x, y, side) of them all, as for a DataLoader
 
 
@@ -36,15 +37,26 @@ def arrays_of(source: ExampleSource, whose: str, collate: Collate | None, are_se
     return tuple(source)  # type: ignore[return-value]
 
 
-def read_examples(source: ExampleArrays, whose: str, num_classes: int | None) -> Examples:
+def read_examples(source: ExampleArrays, whose: str, num_classes: int | None, task: TaskName) -> Examples:
     x, y = (as_tensor(array, whose) for array in source[:2])
-    if y.dim() != 1 or x.dim() < 1 or len(x) != len(y):
-        raise DataError(f"{whose}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}. Give one label number per row.")
+    are_classes = task == "classification"
+    most_axes, wanted = (1, "one label number per row") if are_classes else (2, "one or more numbers per row")
+    if not 1 <= y.dim() <= most_axes or x.dim() < 1 or len(x) != len(y) or 0 in y.shape[1:]:
+        raise DataError(f"{whose}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}. Give {wanted}.")
     x = x.to(torch.float32) if x.is_floating_point() else x
-    if not bool(x.isfinite().all()):
-        row = int((~x.isfinite()).reshape(len(x), -1).any(1).nonzero()[0])
-        raise DataError(f"{whose}, row {row}: x holds NaN or infinity (as float32). Fix or drop the row.")
-    return examples(x, _whole_numbers(y, whose, "label", num_classes), _side(source[2:], whose, len(y)))
+    _require_finite(x, whose, "x")
+    side = _side(source[2:], whose, len(y))
+    if are_classes:
+        return examples(x, _whole_numbers(y, whose, "label", num_classes), side)
+    y = y.to(torch.float32)
+    _require_finite(y, whose, "y")
+    return examples(x, y, side)
+
+
+def _require_finite(values: Tensor, whose: str, what: str) -> None:
+    if not bool(values.isfinite().all()):
+        row = int((~values.isfinite()).reshape(len(values), -1).any(1).nonzero()[0])
+        raise DataError(f"{whose}, row {row}: {what} holds NaN or infinity (as float32). Fix or drop the row.")
 
 
 def read_mask(whose: str, opted_out: OptedOut, size: int) -> Tensor:
@@ -83,8 +95,8 @@ def _stacked(items: Sequence[Any], whose: str, are_sequences: bool) -> ExampleAr
         if not isinstance(side := item[2] if len(item) == 3 else {}, Mapping):
             raise DataError(f"{whose}, row {row}: side information is a {type(side).__name__}, not a dict by name.")
         sides.append(side)
-        if not isinstance(ys[row], str) and ys[row].dim():
-            raise DataError(f"{whose}, row {row}: y is not one number.")
+        if not isinstance(ys[row], str) and (ys[row].dim() > 1 or ys[row].shape != getattr(ys[0], "shape", ())):
+            raise DataError(f"{whose}, row {row}: y is no number, or has another shape than the first.")
         if not are_sequences and xs[row].shape != xs[0].shape:
             raise DataError(
                 f"{whose}, row {row}: x has another shape than the first. Pad sequences of different lengths "
@@ -123,5 +135,8 @@ def _whole_numbers(values: Tensor, whose: str, what: str, num_classes: int | Non
     wrong = ((number < 0) | (number > highest) | (number != number.to(torch.int64))).nonzero()
     if len(wrong):
         row, upper = int(wrong[0]), "" if num_classes is None else f" to num_classes - 1 = {highest}"
-        raise DataError(f"{whose}, row {row}: the {what} is {number[row].item()}. Give integers from 0{upper}.")
+        or_numbers = ", or say task='regression' where numbers are predicted" if what == "label" else ""
+        raise DataError(
+            f"{whose}, row {row}: the {what} is {number[row].item()}. Give integers from 0{upper}{or_numbers}."
+        )
     return number.to(torch.int64)

@@ -13,9 +13,10 @@ import torch
 from fedmoe.clients.common_knowledge import require_known
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.own_data import federation_from_clients
-from fedmoe.clients.own_records import OptedOut, read_mask
+from fedmoe.clients.own_records import OptedOut, TaskName, read_mask
+from fedmoe.data.cells import texts_of
 from fedmoe.data.raw_table import RawTable, TableLike, as_raw_table
-from fedmoe.data.tables import Categories, Mask, find_schema, texts_of
+from fedmoe.data.tables import Categories, Mask, find_schema
 from fedmoe.errors import DataError
 from fedmoe.partition.split import Indices
 
@@ -26,7 +27,8 @@ def federation_from_table(
     table: TableLike,
     *,
     client: str,
-    label: str,
+    label: str | Sequence[str],
+    task: TaskName = "classification",
     features: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     categories: Categories | None = None,
@@ -46,7 +48,8 @@ def federation_from_table(
 
     Args:
         table: a pandas frame, the path of a .csv or .parquet file, columns by name, or rows as dicts.
-        label: the column of the class: words or whole numbers, which become `federation.class_names`.
+        label: the column of the class: words or whole numbers, which become `federation.class_names`. With
+            task="regression" the column of the numbers to predict, or several columns.
         features: the columns that a model reads; default: all but client, label and those of `ignore`.
         categories: columns that hold categories although they look like numbers, or, by name, all their values.
         classes: all labels in their order; default: those found, sorted.
@@ -80,12 +83,14 @@ def federation_from_table(
         categories=categories,
         classes=classes,
         standardize=standardize,
+        regression=task == "regression",
     )
     x, y = schema.encode(raw), schema.labels(raw)
     test = None if global_test is None else as_raw_table(global_test)
     federation = federation_from_clients(
         {name: (x[at], y[at]) for name, at in rows.items()},
-        class_names=schema.classes,
+        class_names=schema.classes or None,
+        task=task,
         unseen=unseen,
         global_test=None if test is None else (schema.encode(test), schema.labels(test)),
         opted_out={name: torch.from_numpy(out_N[at]) for name, at in rows.items()},

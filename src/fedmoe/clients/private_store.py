@@ -105,6 +105,11 @@ class PrivateStore:
                 "DELETE FROM state WHERE kind = ? AND client = ? AND version != ? AND version < ?", rows
             )
 
+    def forget_from(self, version: int) -> None:
+        """Delete whatever clients came to at this version or later, their final models and scores included."""
+        with self._transaction("could not be relieved of later states"):
+            self._db.execute("DELETE FROM state WHERE version >= ?", (version,))
+
     def copy_to(self, path: Path) -> None:
         """All of it, in a new file for its owner only."""
         _make_private(path)

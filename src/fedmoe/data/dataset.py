@@ -20,6 +20,9 @@ class Table:
     y: Tensor
     fields: Tensors = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<Table: x {tuple(self.x.shape)} {self.x.dtype}; {', '.join(self.columns)}>"
+
     def column(self, name: str) -> Tensor:
         return self.y if name == "label" else self.fields[name]
 
@@ -42,6 +45,10 @@ class Dataset:
     prepare: Callable[[Tensor], Tensor] = unchanged
     lexicon: tuple[str, ...] | None = None  # of text: the word of each stored id, sorted; id 0 is padding
     vocabulary_size: int | None = None  # how many ids a model meets after `prepare`; None until it is limited
+
+    def __repr__(self) -> str:
+        rows = f"{len(self.train.y)} training and {len(self.test.y)} test rows"
+        return f"<Dataset {self.name}: {rows}; {self.num_classes or 'no'} classes>"
 
     @property
     def num_classes(self) -> int:

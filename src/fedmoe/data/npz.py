@@ -68,7 +68,7 @@ def _read_member(archive: zipfile.ZipFile, name: str, largest: int) -> NDArray[n
 
 
 def load_npz_folder(path: Path) -> dict[str, PartTensors]:
-    """One client per file `name.npz` with arrays `x` (N, ...) and `y` (N,), sorted by file name.
+    """One client per file `name.npz` with arrays `x` (N, ...) and `y` (N,) or (N, T), sorted by file name.
 
     A file may have a test part of its own, `x_test` and `y_test`, and likewise `x_validation` and `y_validation`.
     Floats become float32, whole numbers int64 (x as bytes stays so). Labels are whole numbers from 0, or, for a
@@ -100,15 +100,18 @@ def _read_client(path: Path) -> PartTensors:
 
 def _read_part(path: Path, arrays: Arrays, ending: str) -> tuple[Tensor, Tensor]:
     x_name, y_name = f"x{ending}", f"y{ending}"
-    if arrays[y_name].ndim != 1 or arrays[x_name].ndim < 1 or len(arrays[x_name]) != len(arrays[y_name]):
+    if arrays[y_name].ndim not in (1, 2) or arrays[x_name].ndim < 1 or len(arrays[x_name]) != len(arrays[y_name]):
         shapes = f"{x_name} has shape {arrays[x_name].shape} and {y_name} {arrays[y_name].shape}"
-        raise DataError(f"{path}: {shapes}. Give one row of x and one number of y per example.")
+        raise DataError(f"{path}: {shapes}. Give one row of x and one of y per example.")
     if not len(arrays[y_name]):
         raise DataError(f"{path} has no rows in {x_name}. Give at least one example, or remove it.")
     x, y = (_as_tensor(arrays[name], name, path) for name in (x_name, y_name))
     if not y.is_floating_point() and int(y.min()) < 0:
-        row = int((y < 0).nonzero()[0])
-        raise DataError(f"{path}, row {row}: the label is {int(y[row])}. Number the classes from 0.")
+        row = int((y < 0).nonzero()[0, 0])
+        raise DataError(
+            f"{path}, row {row}: the label is {y[row].tolist()}. Number the classes from 0; numbers that are to be "
+            "predicted are written as floats."
+        )
     return x, y
 
 
@@ -129,9 +132,9 @@ def _as_tensor(array: NDArray[np.generic], name: str, path: Path) -> Tensor:
 
 def _require_alike(clients: dict[str, PartTensors], files: list[Path]) -> None:
     """Models read all clients alike, so their examples have one shape and one kind of number."""
-    shown = "rows of shape {} of {} with labels of {}"
+    shown = "rows of shape {} of {} with labels of shape {} of {}"
     forms = [
-        (file, (tuple(x.shape[1:]), x.dtype, y.dtype))
+        (file, (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype))
         for file, parts in zip(files, clients.values(), strict=True)
         for x, y in parts.values()
     ]

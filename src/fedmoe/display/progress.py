@@ -17,7 +17,7 @@ from rich.progress import (
 
 from fedmoe.data.fetch import Progress as Fetched
 from fedmoe.engines.steps import RoundRecord
-from fedmoe.experiment import Advanced, Event, Started
+from fedmoe.experiment import Advanced, Ended, Event, Started
 
 
 class RunProgress:
@@ -49,6 +49,8 @@ class RunProgress:
                 self._console.print(f"[yellow]{label}: {escape(note)}[/yellow]")
             if event.finished:
                 self._console.print(f"{label}: finished before, showing its results")
+            elif event.rounds_of:
+                self._console.print(f"{label}: has the same rounds as {event.rounds_of}, and starts from their end")
             elif event.resumed_from:
                 self._console.print(f"{label}: resuming after round {event.resumed_from} of {event.rounds}")
             self._update(label, "rounds", event.resumed_from, event.rounds)
@@ -56,6 +58,8 @@ class RunProgress:
             for warning in event.warnings:
                 self._console.print(f"[yellow]{label}, round {event.round}: {escape(warning)}[/yellow]")
             self._update(label, "rounds", event.round, None, ", ".join(_details(event)))
+        elif isinstance(event, Ended):
+            self._console.print(f"{label}: rounds end after {event.round}, since {escape(event.reason)}")
         elif isinstance(event, Advanced):
             self._update(label, event.stage, event.done, event.total, "clients")
         else:

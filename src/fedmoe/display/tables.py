@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
-from fedmoe.report.markdown import class_blocks, metric_text, percent, score_text
+from fedmoe.report.markdown import class_blocks, figure_text, metric_text, score_text
 
 if TYPE_CHECKING:
     from fedmoe.data.available import SourceStatus
@@ -22,15 +23,16 @@ SHOWN_ROWS = 20  # of a table of predictions
 
 
 def score_table(results: Sequence[RunRecord], title: str) -> Table:
-    """Accuracy in percent, mean over clients (and seeds)."""
+    """Accuracy in percent, or RMSE: mean over clients (and seeds)."""
+    figure = figure_of(results)
     seeds = len({result["seed"] for result in results})
     table = Table(
-        title=f"{escape(title)}: accuracy in %, mean over clients"
+        title=f"{escape(title)}: {figure.heading}, mean over clients"
         + (f", ± 95% over {seeds} seeds" if seeds > 1 else ""),
         caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
     rows = summarise(results)
-    new_clients = [part for part in ("unseen", "pooled") if any(row[part] for row in rows)]
+    new_clients = [part for part in ("unseen", "tuning", "pooled") if any(row[part] for row in rows)]
     table.add_column("method", no_wrap=True, overflow="fold")
     metrics = list({name: None for row in rows for name in row["metrics"]})
     for column in (
@@ -43,8 +45,8 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
     ):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
-        cells = [score_text(row[part]) for part in ("own", "global", *new_clients)]
-        cells += [percent(row["own"], key) for key in ("worst_decile", "spread")]
+        cells = [score_text(row[part], figure) for part in ("own", "global", *new_clients)]
+        cells += [figure_text(row["own"], key, figure) for key in ("worst_decile", "spread")]
         table.add_row(escape(row["title"]), *cells, *(metric_text(row["metrics"].get(name)) for name in metrics))
     return table
 

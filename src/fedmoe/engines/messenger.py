@@ -27,8 +27,10 @@ from fedmoe.engines.score_replies import read_scores
 from fedmoe.engines.update_checks import UpdateLimits
 from fedmoe.errors import MessageError, RunError
 from fedmoe.evaluation.metrics import Score
+from fedmoe.evaluation.score_message import VALIDATION
 from fedmoe.wire import message
 
+FROZEN = "frozen weights"  # what manifests call the exchange in which public constants are sent
 VersionOf = Callable[[ClientId], int]  # the state version that a message names for a client
 
 
@@ -53,15 +55,16 @@ class FrozenWeights(NamedTuple):
 
     expert: Tensors
     gate: Tensors
+    constants: Tensors  # of the algorithm: a common expert
 
 
 class Messenger:
     def __init__(self, parts: Parts, transport: Transport) -> None:
         self.algorithm, self.num_clients = parts.algorithm, parts.federation.num_clients
         self.cohort_size, self.transport = parts.cohort_size, transport
-        self.metrics = parts.metrics
+        self.metrics = (*parts.metrics, *self.algorithm.measured)
         self.limits = UpdateLimits(max_norm=parts.config.schedule.max_update_norm)
-        self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen)
+        self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen, dict(self.algorithm.constants))
         self.have_frozen: set[ClientId] = set()  # clients that were sent the frozen weights
         self._superseded: dict[ClientId, tuple[int, int]] = {}  # states that nodes may drop, not yet told to them
 
@@ -106,12 +109,32 @@ class Messenger:
         self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
     ) -> Iterator[list[Score]]:
         """Client by client, of the models before personalisation and, with a `final` version, after it."""
-        reply_to = f"score:{step}"
-        header = {"do": "score", "final": final, "send": True, "reply_to": reply_to}
+        header = {"do": "score", "final": final, "send": True, "reply_to": f"score:{step}"}
+        yield from self._scores(header, delivered, step, version_of, manifest)
+
+    def validation_scores(
+        self, delivered: dict[ClientId, Tree], step: int, version_of: VersionOf, manifest: Manifest
+    ) -> list[Score]:
+        """Of the models before personalisation, on opted-in validation records."""
+        header = {"do": "validate", "reply_to": f"validate:{step}"}
+        return [score for scores in self._scores(header, delivered, step, version_of, manifest) for score in scores]
+
+    def _scores(
+        self,
+        header: Mapping[str, Any],
+        delivered: dict[ClientId, Tree],
+        step: int,
+        version_of: VersionOf,
+        manifest: Manifest,
+    ) -> Iterator[list[Score]]:
+        answers = tuple(self.algorithm.scored_answers) if header["do"] == "score" else ("",)
         lost = set(delivered)
         for cohort, frame in self._run(header, self._one_by_one(delivered), version_of):
             lost -= set(cohort.clients)
-            yield read_scores(cohort, reply_to, frame, manifest, step, self.num_clients, self.metrics)
+            scores = read_scores(
+                cohort, header["reply_to"], frame, manifest, step, self.num_clients, self.metrics, answers
+            )
+            yield [score for score in scores if (score.data == VALIDATION) == (header["do"] == "validate")]
         for client in sorted(lost):
             manifest.reject(step, "score", client, str(NO_REPLY.rejection))
 
@@ -138,6 +161,9 @@ class Messenger:
         else:
             self._superseded |= versions
 
+    def forget(self, version: int, clients: Iterable[ClientId]) -> None:
+        self._ask(lambda _: {"do": "forget", "version": version}, clients)
+
     def missing(self, versions: Mapping[ClientId, int]) -> list[ClientId]:
         """Which of these private states nobody has.
 
@@ -159,8 +185,8 @@ class Messenger:
     def count_frozen(self, manifest: Manifest, clients: Iterable[ClientId]) -> None:
         """Of clients that are reached for the first time."""
         new = set(clients) - self.have_frozen
-        if new and (self.frozen.expert or self.frozen.gate):
-            manifest.count_down("frozen weights", self.frozen, len(new))
+        if new and any(self.frozen):
+            manifest.count_down(FROZEN, self.frozen, len(new))
         self.have_frozen |= new
 
     def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, most: int | None = None) -> list[Cohort]:

@@ -13,7 +13,14 @@ from fedmoe.clients.private_store import PrivateStore
 from fedmoe.core_types import ClientId
 from fedmoe.engines.extras import require
 
-METHODS = ("read", "write", "have", "clients", "drop_superseded")  # what a worker calls of a store, by bytes
+METHODS = (
+    "read",
+    "write",
+    "have",
+    "clients",
+    "drop_superseded",
+    "forget_from",
+)  # what a worker calls of a store, by bytes
 
 
 class Keeper:
@@ -57,6 +64,9 @@ class RemoteStore(PrivateStore):
 
     def drop_superseded(self, versions: Mapping[ClientId, tuple[int, int]]) -> None:
         self._call("drop_superseded", dict(versions))
+
+    def forget_from(self, version: int) -> None:
+        self._call("forget_from", version)
 
     def close(self) -> None:
         """The keeper's connection stays open as long as the keeper."""

@@ -18,7 +18,8 @@ Check = Callable[[Any], bool]
 
 MAX_COUNT = 2**63 - 1  # of rounds and versions: the private store counts in 64 bits
 MAX_REPLY_TO = 200  # characters
-ON_COHORTS = ("exchange", "personalize", "score", "export")  # what is done with broadcasts to some clients
+# What is done with broadcasts to some clients.
+ON_COHORTS = ("exchange", "personalize", "score", "validate", "export")
 
 
 def read_request(frame: Bytes, algorithm: Algorithm, num_clients: int) -> tuple[Header, list[memoryview]]:
@@ -111,6 +112,8 @@ FIELDS: Mapping[str, Mapping[str, tuple[Check, str]]] = {
     "personalized": {"version": COUNT},
     "score": {**COHORT, "final": COUNT_OR_NONE, "send": FLAG, "reply_to": REPLY_TO},
     "export": {**COHORT, "final": COUNT_OR_NONE},
+    "validate": {**COHORT, "reply_to": REPLY_TO},
+    "forget": {"clients": COUNTS, "version": COUNT},
     "drop": {"states": (_are_rows_of(3), "a list of [client, version, before]")},
     "find_missing": {"states": (_are_rows_of(2), "a list of [client, version]")},
 }  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Exchange
 from fedmoe.assembly import Parts
+from fedmoe.clients.sampling import Drawing
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.delivery import DeliveryRecord
 from fedmoe.engines.frames import shared
@@ -36,9 +37,9 @@ class Session:
         self.parts, self.transport = parts, transport
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.seed = parts.config.seed
-        schedule = parts.config.schedule
-        self._steps = Steps(self.algorithm, schedule.rounds, release=schedule.release)
-        self.num_rounds, self.num_steps = self._steps.num_rounds, self._steps.total
+        self.schedule = parts.config.schedule
+        self._drawing = Drawing(parts.federation.participants, self.schedule.pool, self.schedule.anchors)
+        self.plan_rounds(None)
         self.step = 0  # done so far
         self.server: Tree = self.algorithm.init_server(self.seed)
         self.manifest = Manifest()
@@ -48,6 +49,15 @@ class Session:
         self._delivery_versions: dict[ClientId, int] = {}
         self._delivery_replies: dict[ClientId, list[Any]] = {}
         self._messages = Messenger(parts, transport)
+
+    def plan_rounds(self, ended_after: int | None) -> None:
+        """As many as the config says, or fewer: `ended_after` is the round that turned out to be the last."""
+        self.ended_after = ended_after
+        self._steps = Steps(self.algorithm, ended_after or self.schedule.rounds, release=self.schedule.release)
+        self.num_rounds, self.num_steps = self._steps.num_rounds, self._steps.total
+
+    def __repr__(self) -> str:
+        return f"<Session of {self.parts.title}: {self.step} of {self.num_steps} steps; {self.federation!r}>"
 
     @property
     def is_trained(self) -> bool:
@@ -103,6 +113,11 @@ class Session:
         if versions and self.algorithm.keeps_client_state:
             self._messages.drop_superseded(versions)
 
+    def forget_later_states(self) -> None:
+        """Private state that clients came to after this step, final models included, when more rounds follow it."""
+        everyone = range(self.federation.num_clients + self.federation.num_unseen)
+        self._messages.forget(self._versions.of(self.step + 1), everyone)
+
     # After training
 
     def deliver(self, clients: Sequence[ClientId], recorded: DeliveryRecord | None = None) -> None:
@@ -151,15 +166,24 @@ class Session:
 
     def evaluate(self, clients: Sequence[ClientId]) -> list[Score]:
         """What clients would score if the rounds ended here. They keep nothing of it, and training never notices."""
+        delivered = self._delivered_now(clients)
+        asked = {client: delivered[client] for client in clients if self._is_asked(client)}
+        batches = self._messages.scores(asked, self.step, None, self._versions.after({}), self.manifest)
+        return [score for scores in batches for score in scores]
+
+    def validation_scores(self) -> list[Score]:
+        """The same on opted-in validation records, of the clients that validate: what may end the rounds."""
+        delivered = self._delivered_now(self._validators)
+        return self._messages.validation_scores(delivered, self.step, self._versions.after({}), self.manifest)
+
+    def _delivered_now(self, clients: Sequence[ClientId]) -> dict[ClientId, Tree]:
+        """What clients would be left with if the rounds ended here."""
         server = self.server
         if self._steps.releases and self.step < self.num_steps:
             attempt = Attempt(server)
             for _ in self._exchanges(attempt, "release", self.step + 1, self._everyone, evaluating=True):
                 server = attempt.server
-        delivered = self._deliver(server, clients, self.evaluation_manifest, keep=False)
-        asked = {client: delivered[client] for client in clients if self._is_asked(client)}
-        batches = self._messages.scores(asked, self.step, None, self._versions.after({}), self.manifest)
-        return [score for scores in batches for score in scores]
+        return self._deliver(server, clients, self.evaluation_manifest, keep=False)
 
     # Steps
 
@@ -171,8 +195,9 @@ class Session:
         if phase != "round":
             return self._everyone
         rng = numpy_stream(self.seed, "sample", step)
-        sampled = self.algorithm.sample(self.server, step, self.federation.participants, rng)
-        return sorted(int(client) for client in sampled)
+        sampled = self.algorithm.sample(self.server, step, self._drawing.others(step), rng)
+        anchors = self._drawing.draw_anchors(step, numpy_stream(self.seed, "sample anchors", step))
+        return sorted({int(client) for client in (*sampled, *anchors)}) if len(sampled) else []
 
     def _exchanges(
         self, attempt: Attempt, phase: Phase, step: int, clients: Sequence[ClientId], *, evaluating: bool = False
@@ -194,12 +219,12 @@ class Session:
 
     def _too_few(self, exchange: Exchange, replies: Replies) -> str | None:
         asked, accepted = len(replies.updates) + len(replies.rejected), len(replies.updates)
-        if accepted >= min(self.config.schedule.min_clients, asked):
+        if accepted >= min(self.schedule.min_clients, asked):
             return None
         client, reason = next(iter(sorted(replies.rejected.items())))
         return (
             f"{accepted} of {asked} replies to {exchange.name!r} were accepted, fewer than "
-            f"schedule.min_clients={self.config.schedule.min_clients} (client {client}: {reason})"
+            f"schedule.min_clients={self.schedule.min_clients} (client {client}: {reason})"
         )
 
     def _exchange(
@@ -237,17 +262,23 @@ class Session:
     # Validation: the same clients each time, or the best round would be a matter of who was asked
 
     def _validates_after(self, step: int) -> bool:
+        """Also where the rounds may end: whatever round is the last, it has been validated."""
         validation = self.algorithm.validation
-        return validation is not None and (step % validation.every == 0 or step == self.num_rounds)
+        may_be_last = step == self.num_rounds or self.schedule.may_end_after(step)
+        return validation is not None and (step % validation.every == 0 or may_be_last)
 
-    def _validate(self, step: int) -> None:
+    @property
+    def _validators(self) -> list[ClientId]:
         pool = self.federation.participants
         if len(pool) > VALIDATION_CLIENTS:
             rng = numpy_stream(self.seed, "validators")
             pool = pool[rng.choice(len(pool), VALIDATION_CLIENTS, replace=False, shuffle=False)]
+        return [int(client) for client in sorted(pool)]
+
+    def _validate(self, step: int) -> None:
         validation, attempt = self.algorithm.validation, Attempt(self.server)
         assert validation is not None
-        replies = self._exchange(attempt, "validation", 0, step, {int(client): [] for client in sorted(pool)})
+        replies = self._exchange(attempt, "validation", 0, step, {client: [] for client in self._validators})
         if replies.updates:
             self.server = validation.exchange.aggregate(self.server, *replies[:3])
 

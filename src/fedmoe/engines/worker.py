@@ -8,20 +8,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Exchange, Nothing
 from fedmoe.assembly import Parts
+from fedmoe.clients.federation import take
 from fedmoe.clients.private_store import PrivateStore
-from fedmoe.core_types import ClientId, Tree
+from fedmoe.core_types import ClientId, Examples, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.engines.protocol import exchanges_of
 from fedmoe.engines.requests import Header, read_request
 from fedmoe.engines.state_versions import NONE
 from fedmoe.errors import FedmoeError, MessageError
-from fedmoe.evaluation.metrics import Score, score_examples
+from fedmoe.evaluation.metrics import Measured, Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
-from fedmoe.evaluation.score_message import score_message
-from fedmoe.streams import Streams
+from fedmoe.evaluation.score_message import VALIDATION, score_message
+from fedmoe.streams import Streams, torch_stream
+from fedmoe.training.inference import clients_of
 
 
 class Worker:
@@ -38,7 +42,7 @@ class Worker:
         """`keep_model` is where personal models go that this worker is asked to export; else it exports none."""
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
-        self.metrics = parts.metrics
+        self.metrics, self.task = parts.metrics, parts.task
         self.seed = parts.config.seed
         self._open_store, self._keep_model = partial(open_store, store, run_id), keep_model
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
@@ -49,6 +53,8 @@ class Worker:
             "personalized": self.personalized,
             "score": self.score,
             "export": self.export,
+            "validate": self.validate,
+            "forget": self.forget,
             "drop": self.drop,
             "find_missing": self.find_missing,
         }
@@ -122,6 +128,10 @@ class Worker:
     def _drop(self, rows: Sequence[Sequence[int]]) -> None:
         self.store.drop_superseded({client: (version, before) for client, version, before in rows})
 
+    def forget(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
+        self.store.forget_from(header["version"])
+        return wire.pack({"clients": header["clients"]})
+
     def find_missing(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
         wanted = dict(header["states"])
         kinds = ["client"] if self.algorithm.client_type is not Nothing else []
@@ -134,12 +144,13 @@ class Worker:
         clients = header["clients"]
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = self._client_states(received, header)
-        scored = [self._scores(*one, header["final"]) for one in zip(received, states, clients, strict=True)]
+        scored = (self._scores(*one, header["final"]) for one in zip(received, states, clients, strict=True))
+        messages = [score_message(scores, tuple(self.algorithm.scored_answers)) for scores in scored]
         if header["send"] and all(map(self._sends_scores, clients)):
             reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
-            return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
+            return wire.pack(reply, list(map(wire.encode, messages)))
         version = header["final"] or max(header["state_versions"]) + 1
-        self.store.save("scores", dict(zip(clients, map(score_message, scored), strict=True)), version)
+        self.store.save("scores", dict(zip(clients, messages, strict=True)), version)
         if header["send"]:
             raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         return wire.pack({"clients": clients})
@@ -152,6 +163,28 @@ class Worker:
         for shared, client, state in zip(received, header["clients"], header["state_versions"], strict=True):
             self._keep_model(self.personal_model(shared, client, state, header["final"]), client)
         return wire.pack({"clients": header["clients"]})
+
+    def validate(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        """Scores that may end the rounds: of clients that train, on opted-in validation records alone."""
+        clients = header["clients"]
+        self._require_permission("validation", clients)
+        if not all(map(self._sends_scores, clients)):
+            raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
+        received = self._received(self.algorithm.delivery[-1], header, blobs)
+        states = self._client_states(received, header)
+        scored = [self._validation_scores(*one) for one in zip(received, states, clients, strict=True)]
+        reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
+        return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
+
+    def _validation_scores(self, shared: Tree, state: Tree, client: ClientId) -> list[Score]:
+        (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
+        if not len(rows.y):
+            return []
+        found = self._with_own_metrics(
+            score_examples(lambda x: self.algorithm.predict(shared, state, None, x), rows, self.metrics, self.task),
+            shared, state, None, rows,
+        )  # fmt: skip
+        return [Score(client, False, "before", VALIDATION, *found[:4], reliability=found.reliability)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)
@@ -173,21 +206,52 @@ class Worker:
         return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
 
     def _scores(self, shared: Tree, state: Tree, client: ClientId, final: int | None) -> list[Score]:
-        models: dict[str, Tree | None] = {"before": None} if self.algorithm.round else {}
+        trains = self.algorithm.round or self.algorithm.personalize is None
+        models: dict[str, Tree | None] = {"before": None} if trains else {}
         if final is not None:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)
-        own = "pooled" if client == self.federation.pooled else "own"
+        pooled, validates = client == self.federation.pooled, self.federation.validates(client)
+        own = "pooled" if pooled else "tuning" if validates else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
-        unseen = client >= self.federation.num_clients
         return [
-            Score(
-                client, unseen, model, data,
-                *score_examples(lambda x, p=personal: self.algorithm.predict(shared, state, p, x), rows, self.metrics),  # type: ignore[misc]
-            )
+            self._score(name, shared, state, personal, client, model, data, rows)
             for model, personal in models.items()
             for data, rows in parts.items()
-            if len(rows.y)
-        ]  # fmt: skip
+            for name, answer in self.algorithm.scored_answers.items()
+            if len(rows.y) and model in answer.models and data in answer.data
+        ]
+
+    def _score(
+        self,
+        name: str,
+        shared: Tree,
+        state: Tree,
+        personal: Tree,
+        client: ClientId,
+        model: str,
+        data: str,
+        rows: Examples,
+    ) -> Score:
+        """Questions answered together are drawn by the seed: in the order of the data, labels may be sorted."""
+        answer = self.algorithm.scored_answers[name]
+        if answer.batch_size:
+            rows = take(rows, torch.randperm(len(rows.y), generator=torch_stream(self.seed, "questions", client, data)))
+        found = score_examples(
+            lambda x: answer.predict(shared, state, personal, x), rows, self.metrics, self.task, answer.batch_size
+        )
+        found = self._with_own_metrics(found, shared, state, personal, rows)
+        chosen = answer.is_candidate and self.algorithm.choice is not None and self.algorithm.choice(personal) == name
+        unseen = client >= self.federation.num_clients
+        return Score(client, unseen, model, data, *found[:4], name, chosen, found.reliability)
+
+    def _with_own_metrics(
+        self, found: Measured, shared: Tree, state: Tree, personal: Tree | None, rows: Examples
+    ) -> Measured:
+        """The algorithm's own metrics beside the others."""
+        if self.algorithm.measure is None:
+            return found
+        own = self.algorithm.measure(shared, state, personal, rows)
+        return found._replace(metrics={**found.metrics, **{name: float(own[name]) for name in self.algorithm.measured}})
 
     def _work_in_private(
         self,

@@ -1,4 +1,4 @@
-"""What a client ends with: an ordinary `nn.Module` that maps x to probabilities.
+"""What a client ends with: an ordinary `nn.Module` that maps x to probabilities, or to the numbers of a regression.
 
 It predicts by the functions of its algorithm over modules of its own, which PyTorch alone computes: so it is the same
 model on every training backend, can be moved, traced and exported, and two of them share nothing.
@@ -17,6 +17,7 @@ from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.core_types import Tensors, Tree
 from fedmoe.errors import DataError
 from fedmoe.models.network import Network
+from fedmoe.models.task import CLASSIFICATION, Regression, Task
 
 ROLES = ("broadcast", "client", "personal")  # the states that an algorithm predicts with
 ORIGIN = {"broadcast": "received", "client": "own", "personal": "own"}
@@ -38,6 +39,7 @@ class ModelFacts(NamedTuple):
     input_shape: tuple[int, ...]
     class_names: tuple[str, ...]
     input_dtype: torch.dtype = torch.float32  # whole numbers are token ids
+    task: Task = CLASSIFICATION
 
 
 class Weights(nn.Module):
@@ -45,7 +47,8 @@ class Weights(nn.Module):
 
 
 class PersonalModel(nn.Module):
-    """``model(x)``: probabilities (B, classes) of a batch, (classes,) of one row; tensors or NumPy arrays.
+    """``model(x)``: probabilities (B, classes) of a batch, (classes,) of one row; tensors or NumPy arrays. Of a
+    regression it gives numbers (B, targets).
 
     Parameters are named as in the expert and the gate, below the part of the algorithm's state that they belong to:
     ``specialist.conv1.weight``. A stack of experts has a leading axis. All other numbers of a state are buffers. The
@@ -73,8 +76,8 @@ class PersonalModel(nn.Module):
 
     def forward(self, x: Tensor | NDArray[Any]) -> Tensor:
         batch, one_row = self._batch(x if isinstance(x, Tensor) else self.as_inputs(x))
-        probabilities_BC = self._predictor.algorithm.predict(*self._states(), batch).exp()
-        return probabilities_BC[0] if one_row else probabilities_BC
+        answer_BC = self.facts.task.answer(self._predictor.algorithm.predict(*self._states(), batch))
+        return answer_BC[0] if one_row else answer_BC
 
     def expert_weights(self, x: Tensor | NDArray[Any]) -> Tensors | None:
         """How much each expert has to say of each row: name -> (B,); None where the algorithm has no experts."""
@@ -104,7 +107,9 @@ class PersonalModel(nn.Module):
     def __repr__(self) -> str:
         shape = ", ".join(map(str, ("B", *self.facts.input_shape)))
         head = f"PersonalModel of client {self.facts.client!r} by {self.facts.algorithm}: "
-        lines = [f"{head}x ({shape}) -> probabilities (B, {len(self.facts.class_names)})"]
+        is_regression = isinstance(self.facts.task, Regression)
+        answer = "numbers (B, targets)" if is_regression else f"probabilities (B, {len(self.facts.class_names)})"
+        lines = [f"{head}x ({shape}) -> {answer}"]
         for origin, names in self.state_names().items():
             for part in dict.fromkeys(name.partition(".")[0] for name in names):
                 held = [self._tensor(name) for name in names if name.partition(".")[0] == part]

@@ -9,51 +9,60 @@ from typing import Any
 
 import numpy as np
 
-from fedmoe.evaluation.metric_catalog import class_in
+from fedmoe.evaluation.answers import RunRecord as RunRecord
+from fedmoe.evaluation.answers import by_answer
+from fedmoe.evaluation.figure_of_merit import FigureOfMerit, figure_of
+from fedmoe.evaluation.metric_catalog import class_in, is_detail
 
-RunRecord = dict[str, Any]  # one run, as stored in results.json
 Row = dict[str, Any]
 
 
 def summarise(results: Sequence[RunRecord]) -> list[Row]:
-    """One row per method in the order of first appearance: own, global, unseen and pooled scores; metrics."""
+    """One row per method, then per further answer of one: own, global, unseen and pooled scores; metrics."""
     methods: dict[str, list[RunRecord]] = {}
-    for result in results:
+    figure = figure_of(results)
+    for result in by_answer(results):
         methods.setdefault(result["title"], []).append(result)
     return [
         {
             "title": title,
             "algorithm": runs[0]["algorithm"],
             "seeds": len(runs),
-            "own": _cell(runs, data="own", unseen=False),
-            "global": _cell(runs, data="global", unseen=False),
-            "unseen": _cell(runs, data="own", unseen=True),
-            "pooled": _cell(runs, data="pooled", unseen=True),
-            "metrics": {name: _metric(runs, name) for name in _metric_names(runs) if not class_in(name)},
+            "own": _cell(runs, figure, data="own", unseen=False),
+            "global": _cell(runs, figure, data="global", unseen=False),
+            "unseen": _cell(runs, figure, data="own", unseen=True),
+            "tuning": _cell(runs, figure, data="tuning", unseen=True),
+            "pooled": _cell(runs, figure, data="pooled", unseen=True),
+            "metrics": {name: _metric(runs, name) for name in _metric_names(runs) if _is_beside(figure, name)},
             "by_class": _by_class(runs),
         }
         for title, runs in methods.items()
     ]
 
 
-def _cell(runs: Sequence[RunRecord], *, data: str, unseen: bool) -> Row | None:
-    finals = [_accuracies(run, data, unseen, _final_model(run)) for run in runs]
+def _cell(runs: Sequence[RunRecord], figure: FigureOfMerit, *, data: str, unseen: bool) -> Row | None:
+    finals = [_values(run, figure, data, unseen, final_model(run)) for run in runs]
     if not all(len(values) for values in finals):
         return None
-    firsts = [_accuracies(run, data, unseen, "before") for run in runs if _final_model(run) == "after"]
+    firsts = [_values(run, figure, data, unseen, "before") for run in runs if final_model(run) == "after"]
     befores = [values.mean() for values in firsts if len(values)]
     means = [float(values.mean()) for values in finals]
     return {
         "mean": float(np.mean(means)),
         "interval": interval(means),
         "spread": float(np.mean([values.std() for values in finals])),
-        "worst_decile": float(np.mean([worst_decile(values) for values in finals])),
+        "worst_decile": float(np.mean([figure.worst_decile(values) for values in finals])),
         "before": float(np.mean(befores)) if befores else None,
     }
 
 
 def _metric_names(runs: Sequence[RunRecord]) -> list[str]:
-    return list({name: None for run in runs for score in run["scores"] for name in score.get("metrics", {})})
+    found = {name: None for run in runs for score in run["scores"] for name in score.get("metrics", {})}
+    return [name for name in found if not is_detail(name)]
+
+
+def _is_beside(figure: FigureOfMerit, name: str) -> bool:
+    return name != figure.key and not class_in(name)
 
 
 def _metric(runs: Sequence[RunRecord], name: str) -> Row | None:
@@ -73,7 +82,7 @@ def _by_class(runs: Sequence[RunRecord]) -> dict[str, list[Row | None]]:
 
 
 def _own_metric(run: RunRecord, name: str) -> np.ndarray:
-    model = _final_model(run)
+    model = final_model(run)
     chosen = (s for s in run["scores"] if s["data"] == "own" and not s["unseen"] and s["model"] == model)
     values = np.array([score.get("metrics", {}).get(name, math.nan) for score in chosen], dtype=float)
     defined: np.ndarray = values[np.isfinite(values)]
@@ -95,15 +104,10 @@ def interval(means: Sequence[float]) -> float | None:
     return float(student_t.ppf(0.975, len(means) - 1) * np.std(means, ddof=1) / math.sqrt(len(means)))
 
 
-def worst_decile(values: np.ndarray) -> float:
-    """Mean over the worst tenth of the clients, at least one."""
-    return float(np.sort(values)[: max(1, len(values) // 10)].mean())
-
-
-def _final_model(run: RunRecord) -> str:
+def final_model(run: RunRecord) -> str:
     return "after" if any(score["model"] == "after" for score in run["scores"]) else "before"
 
 
-def _accuracies(run: RunRecord, data: str, unseen: bool, model: str) -> np.ndarray:
+def _values(run: RunRecord, figure: FigureOfMerit, data: str, unseen: bool, model: str) -> np.ndarray:
     chosen = (s for s in run["scores"] if s["data"] == data and s["unseen"] == unseen and s["model"] == model)
-    return np.array([score["accuracy"] for score in chosen], dtype=float)
+    return np.array([figure.of(score) for score in chosen], dtype=float)

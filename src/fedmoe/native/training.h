@@ -3,6 +3,7 @@
 #include "chain.h"
 #include "fedmix_objective.h"
 #include "losses.h"
+#include "routed_objective.h"
 
 namespace fedmoe {
 
@@ -58,6 +59,7 @@ struct Client {
   const int64_t* y;
   const float* second;        // the frozen second expert's log-probability at each row's label; else null
   const float* logit_offset;  // (classes), added to the first network's scores; or null
+  const float* class_weight;  // (classes): the loss of an example is multiplied by that of its label; or null
   float *flat, *mean, *square;
   const float* anchor;           // (P): the gradient of proximal / 2 |flat - anchor|^2 is added; or null
   const float* gradient_offset;  // (P), added to every gradient; or null
@@ -125,8 +127,10 @@ struct ClassifierStep {
       for (size_t m = 0; m < nets.size(); m++) scores[m] = nets[m].scores + b * nets[m].stride();
       for (int64_t c = 0; client.logit_offset && c < classes; c++) scores[0][c] += client.logit_offset[c];
       const float* second = client.second ? client.second + at.order[b] : nullptr;
-      loss += nets.size() == 1 ? cross_entropy(scores.data(), classes, client.y[at.order[b]], 1.f / batch)
-                               : mixture(scores.data(), classes, client.y[at.order[b]], second, 1.f / batch);
+      int64_t label = client.y[at.order[b]];
+      float weight = client.class_weight ? client.class_weight[label] : 1.f;
+      loss += weight * (nets.size() == 1 ? cross_entropy(scores.data(), classes, label, weight / batch)
+                                         : mixture(scores.data(), classes, label, second, weight / batch));
     }
     for (Member& net : nets) net.backward(at.rows);
     return loss / batch;
@@ -216,6 +220,30 @@ struct FedMixStep {
       else experts[h].zero_gradient();
     }
     return loss;
+  }
+};
+
+// Experts that a client was sent and the router that weighs them, together over a batch.
+struct RoutedStep {
+  const RoutedSettings& settings;
+
+  double operator()(std::vector<Member>& experts, const Client& client, const Batch& at) const {
+    const RoutedInputs& inputs = *(const RoutedInputs*)client.inputs;
+    int64_t batch = at.rows.size(), held = experts.size(), classes = experts[0].last().out_size();
+    Router router{settings, inputs.router, at.scratch};
+    router.forward(inputs, at.order, batch);
+    for (Member& expert : experts) expert.forward(at.rows);
+    std::vector<float*> scores(held);
+    std::vector<float> joint(held);
+    double loss = 0;
+    for (int64_t b = 0; b < batch; b++) {
+      for (int64_t h = 0; h < held; h++) scores[h] = experts[h].scores + b * experts[h].stride();
+      loss += routed_mixture(scores.data(), router.logits + b * settings.M, joint.data(), inputs.expert_ids, held,
+                             settings.M, classes, client.y[at.order[b]], 1.f / batch);
+    }
+    router.descend(batch);
+    for (Member& expert : experts) expert.backward(at.rows);
+    return loss / batch;
   }
 };
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fedmoe.evaluation.figure_of_merit import ACCURACY, FigureOfMerit, figure_of
 from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report.methods import Row
@@ -10,15 +11,19 @@ from fedmoe.report.notes import notes
 
 
 def markdown_table(results: Sequence[RunRecord]) -> str:
-    """Accuracy in %, before → after personalisation, and below the table what a reader must know beside it."""
-    rows = summarise(results)
-    parts = ["own", "global", "unseen", *(["pooled"] if any(row["pooled"] for row in rows) else [])]
+    """Accuracy in %, or RMSE, before → after personalisation; below it what a reader must know beside it."""
+    rows, figure = summarise(results), figure_of(results)
+    more = [part for part in ("tuning", "pooled") if any(row[part] for row in rows)]
+    parts = ["own", "global", "unseen", *more]
     metrics = list({name: None for row in rows for name in row["metrics"]})
     names = ["method", "own data", *parts[1:], "worst 10% of own", *(_escape(title_of(name)) for name in metrics)]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
-        cells = [score_text(row[part]) for part in parts]
-        cells += [percent(row["own"], "worst_decile"), *(metric_text(row["metrics"].get(name)) for name in metrics)]
+        cells = [score_text(row[part], figure) for part in parts]
+        cells += [
+            figure_text(row["own"], "worst_decile", figure),
+            *(metric_text(row["metrics"].get(name)) for name in metrics),
+        ]
         lines.append(f"| {_escape(row['title'])} | {' | '.join(cells)} |")
     lines += [line for block in class_blocks(results, rows) for line in ("", *_class_lines(*block))]
     footnotes = [line for note in notes(results) for line in ("", _escape(note))]
@@ -48,16 +53,16 @@ def _class_lines(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]
     ]
 
 
-def score_text(cell: Row | None) -> str:
+def score_text(cell: Row | None, figure: FigureOfMerit = ACCURACY) -> str:
     """
     >>> score_text({"mean": 0.5, "interval": 0.01, "before": 0.4})
     '40.0→50.0 ± 1.0'
     """
     if cell is None:
         return "–"
-    interval = "" if cell["interval"] is None else f" ± {100 * cell['interval']:.1f}"
-    before = "" if cell["before"] is None else f"{100 * cell['before']:.1f}→"
-    return f"{before}{100 * cell['mean']:.1f}{interval}"
+    interval = "" if cell["interval"] is None else f" ± {figure.text(cell['interval'])}"
+    before = "" if cell["before"] is None else f"{figure.text(cell['before'])}→"
+    return f"{before}{figure.text(cell['mean'])}{interval}"
 
 
 def metric_text(cell: Row | None) -> str:
@@ -70,8 +75,8 @@ def metric_text(cell: Row | None) -> str:
     return f"{cell['mean']:.3g}" + ("" if cell["interval"] is None else f" ± {cell['interval']:.2g}")
 
 
-def percent(cell: Row | None, key: str) -> str:
-    return "–" if cell is None else f"{100 * cell[key]:.1f}"
+def figure_text(cell: Row | None, key: str, figure: FigureOfMerit) -> str:
+    return "–" if cell is None else figure.text(cell[key])
 
 
 def _escape(words: str) -> str:

@@ -3,13 +3,22 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import RunRecord
+from fedmoe.report.choices import choice_notes
 from fedmoe.report.methods import Method, group, weakest_clients
 
 
 def notes(results: Sequence[RunRecord]) -> list[str]:
     methods = group(results)
-    return [*_abandoned_rounds(results), *_not_scored(methods), *_server_optimizers(methods), *_weakest(methods)]
+    return [
+        *_abandoned_rounds(results),
+        *_ended_early(results),
+        *_not_scored(methods),
+        *_server_optimizers(methods),
+        *_weakest(methods),
+        *choice_notes(results),
+    ]
 
 
 def _abandoned_rounds(results: Sequence[RunRecord]) -> list[str]:
@@ -23,6 +32,19 @@ def _abandoned_rounds(results: Sequence[RunRecord]) -> list[str]:
                 "so the model did not change in them."
             )
     return found
+
+
+def _ended_early(results: Sequence[RunRecord]) -> list[str]:
+    return [
+        f"{run['title']}, seed {run['seed']}: the rounds ended after {stopped['round']} of {_planned(run)}, since "
+        f"{stopped['reason']}."
+        for run in results
+        if (stopped := run.get("stopped"))
+    ]
+
+
+def _planned(run: RunRecord) -> Any:
+    return (run["config"].get("schedule") or {}).get("rounds", "?")
 
 
 def _not_scored(methods: Sequence[Method]) -> list[str]:
@@ -58,9 +80,11 @@ def _describe(optimizer: dict[str, Any] | None) -> str:
 
 
 def _weakest(methods: Sequence[Method]) -> list[str]:
-    shown = [(method.title, weakest_clients(method)) for method in methods]
-    return [
-        f"Lowest on own data, {title}: " + ", ".join(f"{name} {100 * accuracy:.1f}" for name, accuracy in clients) + "."
-        for title, clients in shown
-        if clients
-    ]
+    found = []
+    for method in methods:
+        if clients := weakest_clients(method):
+            figure = figure_of(method.runs)
+            worst = "Lowest" if figure.higher_is_better else f"Highest {figure.name}"
+            each = ", ".join(f"{name} {figure.text(score)}" for name, score in clients)
+            found.append(f"{worst} on own data, {method.title}: {each}.")
+    return found

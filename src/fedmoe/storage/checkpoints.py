@@ -8,7 +8,7 @@ under another name, so that it neither counts as the newest nor is deleted.
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,9 +38,24 @@ def anything(_checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, run_id: str) -> None:
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, run_id: str, rounds: int | None = None) -> None:
+    """The newest two are kept, and the newest two up to `rounds`: what follows the last round must not be in the way
+    of more rounds."""
     write_atomically(_path(folder, checkpoint.round), _encode(checkpoint, run_id))
-    for old in [path for path in _newest_first(folder) if not path.is_dir()][KEPT:]:
+    files = [path for path in _newest_first(folder) if not path.is_dir()]
+    of_rounds = [path for path in files if rounds is not None and _round_of(path) <= rounds]
+    _delete([path for path in files if path not in files[:KEPT] + of_rounds[:KEPT]])
+
+
+def drop_from(folder: Path, round_number: int) -> int:
+    """Delete the checkpoints of this round and later ones; how many there were."""
+    found = [path for path in _newest_first(folder) if _round_of(path) >= round_number and not path.is_dir()]
+    _delete(found)
+    return len(found)
+
+
+def _delete(files: Sequence[Path]) -> None:
+    for old in files:
         try:
             old.unlink()
         except OSError as error:

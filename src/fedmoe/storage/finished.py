@@ -8,7 +8,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from fedmoe.storage.files import read_bytes
+from fedmoe.storage.files import read_bytes, unwritable
 from fedmoe.storage.rundir import RunDirectory
 
 MARK = "finished.json"
@@ -16,6 +16,14 @@ MARK = "finished.json"
 
 def mark_finished(run: RunDirectory, run_id: str) -> None:
     run.write_json(run.path / MARK, {"run_id": run_id, "digests": _digests(run)})
+
+
+def unmark_finished(run: RunDirectory) -> None:
+    """Before a finished run goes on."""
+    try:
+        (run.path / MARK).unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(run.path / MARK, error) from error
 
 
 def changed_since_finished(run: RunDirectory, run_id: str) -> list[str] | None:
@@ -33,7 +41,7 @@ def changed_since_finished(run: RunDirectory, run_id: str) -> list[str] | None:
 
 
 def _digests(run: RunDirectory) -> dict[str, str]:
-    marked = (run.results, run.manifest, run.metrics, run.federation, run.delivery)
+    marked = (run.results, run.manifest, run.metrics, run.federation, run.delivery, run.common_expert)
     return {path.name: digest for path in marked if (digest := _digest(path)) is not None}
 
 

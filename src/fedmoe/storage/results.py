@@ -15,7 +15,9 @@ RESULT: dict[str, Types] = {
     "name": str, "algorithm": str, "title": str, "seed": int, "config": dict, "versions": dict, "scores": list,
     "history": list, "traffic": dict, "rounds": int, "seconds": NUMBER,
 }  # fmt: skip
-SCORE: dict[str, Types] = {"client": int, "model": str, "data": str, "accuracy": NUMBER, "unseen": bool}
+SCORE: dict[str, Types] = {"client": int, "model": str, "data": str, "unseen": bool}
+OF_CLASSES: dict[str, Types] = {"accuracy": NUMBER}
+OF_NUMBERS: dict[str, Types] = {"metrics": dict}
 ROUND: dict[str, Types] = {"round": int, "reports": dict}
 TRAFFIC: dict[str, Types] = {"bytes_up": NUMBER, "bytes_down": NUMBER}
 
@@ -29,8 +31,9 @@ def read_results(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise _altered(path, f"it is no JSON ({error})") from error
     _check(path, "it", results, RESULT)
+    figures = OF_NUMBERS if results.get("task") == "regression" else OF_CLASSES
     for index, score in enumerate(results["scores"]):
-        _check(path, f"scores[{index}]", score, SCORE)
+        _check(path, f"scores[{index}]", score, SCORE | figures)
     for index, record in enumerate(results["history"]):
         _check(path, f"history[{index}]", record, ROUND)
     _check(path, "traffic", results["traffic"], TRAFFIC)

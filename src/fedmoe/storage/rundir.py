@@ -55,6 +55,7 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
         self.federation = path / "federation.json"  # what `clients.facts` says of it
         self.delivery = path / "delivery.safetensors"  # where clients were asked something then
+        self.common_expert = path / "common_expert.safetensors"  # a copy: the folder is whole without the user's file
         self.results = path / "results.json"
         self.report = path / "report.html"
         self._events = MetricsFile(self.metrics)
@@ -108,6 +109,12 @@ class RunDirectory:
                     "Use another directory (--dir), or delete that one."
                 )
         return recorded
+
+    def record_rounds(self, rounds: int) -> None:
+        """More of them than the run was begun with."""
+        known = self.read_config()
+        changed = {**known, "schedule": {**known["schedule"], "rounds": rounds}}
+        write_atomically(self.config, tomli_w.dumps(changed).encode())
 
     def read_config(self) -> dict[str, Any]:
         """What `record_config` wrote. Raises FileNotFoundError where no run is."""

@@ -133,7 +133,7 @@ def run_session(parts: Parts, transport: Transport, store: Path) -> Outcome:
     session.deliver(range(parts.federation.num_clients + parts.federation.num_unseen))
     if parts.algorithm.personalize:
         list(session.personalize())
-    scores = sorted(score for batch in session.score() for score in batch)
+    scores = sorted((score for batch in session.score() for score in batch), key=lambda score: score.place)
     return Outcome(session.server, session.delivered, records, scores, session.manifest.as_dict(), read_private(store))
 
 

@@ -1,22 +1,23 @@
 """Classes that count more: the loss of an example times the weight of its class. The mean is over examples."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedmoe.core_types import Tree
+from fedmoe.core_types import Examples, Tree
 from fedmoe.errors import ConfigError
 from fedmoe.setting_types import PositiveFloat
 from fedmoe.training.batch import Batch, Loss, Trainable
+from fedmoe.training.kernel_spec import KernelSpec
 
 # By number, by name, or such that every class counts alike in all.
 ClassWeights = Literal["balanced"] | tuple[PositiveFloat, ...] | dict[str, PositiveFloat]
 
 
 class ClassWeightedLoss:
-    """Any loss, weighted; the native kernels ask it at each step."""
+    """Any loss, weighted. The native kernels take whole epochs of it where they know it as a classifier's."""
 
     def __init__(self, loss: Loss, weights: Sequence[float]) -> None:
         self.loss, self.weights_C = loss, torch.tensor(weights)
@@ -24,8 +25,18 @@ class ClassWeightedLoss:
     def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         return self.loss(trainable, frozen, batch) * self.weights_C[batch.y]
 
-    def kernel_spec(self, *_: Any) -> str:
-        return "training.class_weights is set, which the kernels do not know"
+    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str:
+        spec_of = getattr(self.loss, "kernel_spec", None)
+        spec: KernelSpec | str | None = spec_of and spec_of(params_S, data, frozen_S)
+        if isinstance(spec, KernelSpec) and spec.objective is None:
+            return spec._replace(class_weight_SC=self.weights_C.expand(len(data.y), -1))
+        if isinstance(spec, str):
+            return spec
+        return f"training.class_weights is set, and {_called(self.loss)} is no classifier's loss to the kernels"
+
+
+def _called(loss: Loss) -> str:
+    return str(getattr(loss, "__qualname__", type(loss).__qualname__))
 
 
 def balanced_weights(counts: Sequence[int]) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""The losses that nearly every stage trains with: a network's cross-entropy, and that of a mixture of two experts.
+"""The losses that nearly every stage trains with: of a network, and of a mixture of two experts, for any task.
 
 Types of their own, so that they can tell the trainer how the native kernels take a whole epoch of them.
 """
@@ -9,73 +9,88 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe.core_types import Examples, Tensors, Tree
-from fedmoe.models.mixture import log_mix, negative_log_likelihood
 from fedmoe.models.network import Network
+from fedmoe.models.task import CLASSIFICATION, Classification, Task
 from fedmoe.training.batch import Batch, Trainable
 from fedmoe.training.kernel_spec import KernelSpec
 
 LOGIT_OFFSET = "logit_offset"
+NO_KERNEL = "the kernels know cross-entropy alone, and this is a regression"
 
 
 @dataclass(frozen=True)
 class ClassifierLoss:
-    """One loss per example for the group named "model".
+    """One loss per example for the group named "model": cross-entropy, or another task's.
 
     The frozen part "logit_offset" (S, C), where there is one, is added to each client's scores: the log-frequencies of
     its labels, or an output bias of its own.
     """
 
     network: Network
+    task: Task = CLASSIFICATION
 
     def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         scores_BC = self.network(trainable["model"], batch.x, training=batch.training)
         if LOGIT_OFFSET in frozen:
             scores_BC = scores_BC + frozen[LOGIT_OFFSET]
-        return negative_log_likelihood(F.log_softmax(scores_BC, dim=-1), batch.y)
+        return self.task.losses(self.task.prediction(scores_BC), batch.y)
 
     def cohort(self, trainable_S: Trainable, frozen_S: Tree, batches: Batch) -> Tensor:
         """The same for all clients of a cohort at once, (S, B), where the network reads cohorts."""
         scores_SBC = self.network.cohort(trainable_S["model"], batches.x)
         if LOGIT_OFFSET in frozen_S:
             scores_SBC = scores_SBC + frozen_S[LOGIT_OFFSET].unsqueeze(1)
-        return -F.log_softmax(scores_SBC, dim=-1).gather(-1, batches.y.unsqueeze(-1)).squeeze(-1)
+        return self.task.losses(self.task.prediction(scores_SBC), batches.y)
 
     def kernel_spec(self, _params_S: Tree, _data: Examples, frozen_S: Tree) -> KernelSpec | str:
+        if not isinstance(self.task, Classification):
+            return NO_KERNEL
         return KernelSpec({"": self.network}, logit_offset_SC=frozen_S.get(LOGIT_OFFSET))
 
 
 @dataclass(frozen=True)
 class MixtureLoss:
-    """-log(h first + (1 - h) second) at the label, for the group named "mixture" with its parts by name.
+    """Of h first + (1 - h) second, for the group named "mixture" with its parts by name.
 
-    The second expert is trained too where the group has a part of its name. Else it is frozen: its weights are given,
-    or its log-probabilities come with the examples, in `batch.extra`.
+    A classifier's is -log of that mixture of probabilities at the label. The second expert is trained too where the
+    group has a part of its name. Else it is frozen: its predictions come with the examples, in `batch.extra`, or its
+    weights are given. The frozen part "logit_offset", where there is one, is added to the first expert's scores.
     """
 
     expert: Network
     gate: Network
     first: str
     second: str
+    task: Task = CLASSIFICATION
 
     def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         own = trainable["mixture"]
         gate_B1 = self.gate(own["gate"], batch.x, training=batch.training)
-        first_BC = log_probs(self.expert, own[self.first], batch)
+        first_BC = predictions(self.task, self.expert, own[self.first], batch)
+        if LOGIT_OFFSET in frozen:
+            first_BC = F.log_softmax(first_BC + frozen[LOGIT_OFFSET], dim=-1)
         if self.second in own:
-            second_BC = log_probs(self.expert, own[self.second], batch)
-        elif frozen:
-            second_BC = F.log_softmax(self.expert(frozen, batch.x), dim=-1)
-        else:
+            second_BC = predictions(self.task, self.expert, own[self.second], batch)
+        elif self.second in batch.extra:
             second_BC = batch.extra[self.second]
-        return negative_log_likelihood(log_mix(gate_B1, first_BC, second_BC), batch.y)
+        else:
+            second_BC = self.task.prediction(self.expert(frozen, batch.x))
+        return self.task.losses(self.task.mix(gate_B1, first_BC, second_BC), batch.y)
 
-    def kernel_spec(self, params_S: Tree, data: Examples, _frozen_S: Tree) -> KernelSpec | str:
+    def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str:
+        if not isinstance(self.task, Classification):
+            return NO_KERNEL
         networks = {f"{self.first}/": self.expert, "gate/": self.gate}
+        offset_SC = frozen_S.get(LOGIT_OFFSET)
         if self.second in params_S:
-            return KernelSpec({**networks, f"{self.second}/": self.expert})
+            return KernelSpec({**networks, f"{self.second}/": self.expert}, logit_offset_SC=offset_SC)
         if self.second not in data.extra:
             return f"the frozen expert {self.second!r} is evaluated anew on every batch"
-        return KernelSpec(networks, second_SNC=data.extra[self.second])
+        return KernelSpec(networks, second_SNC=data.extra[self.second], logit_offset_SC=offset_SC)
+
+
+def predictions(task: Task, network: Network, params: Tensors, batch: Batch) -> Tensor:
+    return task.prediction(network(params, batch.x, training=batch.training))
 
 
 def log_probs(network: Network, params: Tensors, batch: Batch) -> Tensor:

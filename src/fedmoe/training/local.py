@@ -12,12 +12,13 @@ from torch import Tensor
 
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.models.network import Network
+from fedmoe.models.task import CLASSIFICATION, Task
 from fedmoe.streams import Streams
 from fedmoe.training import inference
 from fedmoe.training.backends import Backend
 from fedmoe.training.batch import Loss
 from fedmoe.training.class_weights import ClassWeightedLoss
-from fedmoe.training.classifier import LOGIT_OFFSET, ClassifierLoss
+from fedmoe.training.classifier import LOGIT_OFFSET, ClassifierLoss, MixtureLoss
 from fedmoe.training.corrections import Proximal
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Fitted, Group, fit
@@ -31,6 +32,7 @@ class LocalTrainer(NamedTuple):
     backend: Backend
     rounds: int = 1  # of the run, for a learning rate that changes over them
     class_weights: tuple[float, ...] | None = None  # what an example of each class counts; None: all alike
+    task: Task = CLASSIFICATION
 
     def with_settings(self, **changes: Any) -> "LocalTrainer":
         """The same with some fields of `LocalTraining` changed."""
@@ -48,6 +50,14 @@ class LocalTrainer(NamedTuple):
 
     def _weighted(self, loss: Loss) -> Loss:
         return loss if self.class_weights is None else ClassWeightedLoss(loss, self.class_weights)
+
+    def loss(self, network: Network) -> ClassifierLoss:
+        """Of the group named "model", as the task has it."""
+        return ClassifierLoss(network, self.task)
+
+    def mixture_loss(self, expert: Network, gate: Network, *, first: str, second: str) -> MixtureLoss:
+        """Of the group named "mixture": a gate over two experts."""
+        return MixtureLoss(expert, gate, first, second, self.task)
 
     def early_stopping(self, loss: Loss, data: Examples) -> EarlyStopping:
         return EarlyStopping(self._weighted(loss), data, self.settings.patience, self.settings.check_every)
@@ -82,7 +92,7 @@ class LocalTrainer(NamedTuple):
 
         For the last four see `fit.Group` and `classifier.ClassifierLoss`. The weights are `params["model"]`.
         """
-        loss = ClassifierLoss(network)
+        loss = self.loss(network)
         trained = None if trained_names is None else frozenset(trained_names)
         options = {"proximal": proximal, "gradient_offset": gradient_offset, "trained_names": trained}
         group = self.group(params_S, loss, data.train, **options)
@@ -101,8 +111,8 @@ class LocalTrainer(NamedTuple):
     def mean_loss(
         self, network: Network, params_S: Tensors, examples: Examples, logit_offset_SC: Tensor | None = None
     ) -> Tensor:
-        """(S,): mean cross-entropy per client; NaN where a client has no examples."""
-        loss, tree_S = ClassifierLoss(network), (params_S, _offset(logit_offset_SC))
+        """(S,): mean loss per client; NaN where a client has no examples."""
+        loss, tree_S = self.loss(network), (params_S, _offset(logit_offset_SC))
         losses_SN = self.per_example(lambda tree, batch: loss({"model": tree[0]}, tree[1], batch), tree_S, examples)
         return torch.where(examples.counts > 0, losses_SN.sum(1) / examples.counts, torch.nan)
 

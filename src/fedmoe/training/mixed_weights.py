@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedmoe.core_types import Examples, Tensors, Tree
-from fedmoe.models.mixture import negative_log_likelihood
 from fedmoe.models.network import Network
+from fedmoe.models.task import CLASSIFICATION, Classification, Task
 from fedmoe.native.kernel import check_tensor
 from fedmoe.native.trainer import Objective
 from fedmoe.training.batch import Batch, Trainable
-from fedmoe.training.classifier import log_probs
+from fedmoe.training.classifier import NO_KERNEL, predictions
 from fedmoe.training.kernel_spec import KernelSpec, Shapes
 
 
@@ -29,12 +29,13 @@ def mixed(alpha: Tensor, own: Tensors, model: Tensors) -> Tensors:
 class MixedWeightsLoss:
     """For the group named "mixture" with the parts "own", v, and "model", w; `alpha` is a frozen part.
 
-    The cross-entropy of the mixture, whose gradient reaches v alone; and, `with_model`, that of w. Without it, let the
+    The loss of the mixture, whose gradient reaches v alone; and, `with_model`, that of w. Without it, let the
     group name the weights of v as those that are trained.
     """
 
     network: Network
     with_model: bool
+    task: Task = CLASSIFICATION
 
     def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         own, model = trainable["mixture"]["own"], trainable["mixture"]["model"]
@@ -43,9 +44,11 @@ class MixedWeightsLoss:
         return losses_B + self.of_weights(model, batch) if self.with_model else losses_B
 
     def of_weights(self, weights: Tensors, batch: Batch) -> Tensor:
-        return negative_log_likelihood(log_probs(self.network, weights, batch), batch.y)
+        return self.task.losses(predictions(self.task, self.network, weights, batch), batch.y)
 
     def kernel_spec(self, _params_S: Tree, _data: Examples, frozen_S: Tree) -> KernelSpec | str:
+        if not isinstance(self.task, Classification):
+            return NO_KERNEL
         networks = {"own/": self.network, "model/": self.network}
         return KernelSpec(networks, objective=MixedWeightsKernel(frozen_S["alpha"], self.with_model))
 

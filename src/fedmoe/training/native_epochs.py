@@ -131,6 +131,7 @@ def native_epochs(
         group.data.y.contiguous(),
         second_at_labels(spec.second_SNC, group.data),
         checked_rows(spec.logit_offset_SC, "the logit offset", (size, kernels[0][1].program.num_outputs)),
+        checked_rows(spec.class_weight_SC, "the class weights", (size, kernels[0][1].program.num_outputs)),
         flat[name],
         *checked_state(group.optimizer, optimizer_state, flat[name]),
         checked_rows(corrections.anchor_SP, "the weights to be pulled to", flat[name].shape),

@@ -12,24 +12,30 @@ from torch import Tensor
 
 from fedmoe import trees
 from fedmoe.core_types import Examples, Tensors, Tree
-from fedmoe.models.expert_mixture import log_likelihoods
 from fedmoe.models.network import Network
+from fedmoe.models.task import CLASSIFICATION, Task
 from fedmoe.native.kernel import check_tensor
 from fedmoe.native.trainer import Objective
 from fedmoe.training.batch import Batch, Trainable
-from fedmoe.training.classifier import log_probs
+from fedmoe.training.classifier import NO_KERNEL, predictions
 from fedmoe.training.kernel_spec import KernelSpec, Shapes
 
 
-def log_probs_of(network: Network, copies_M: Tensors, batch: Batch) -> Tensor:
+def predictions_of(task: Task, network: Network, copies_M: Tensors, batch: Batch) -> Tensor:
     """(M, B, C)."""
     count = len(next(iter(copies_M.values())))
-    return torch.stack([log_probs(network, one, batch) for one in trees.unstack(copies_M, count)])
+    return torch.stack([predictions(task, network, one, batch) for one in trees.unstack(copies_M, count)])
+
+
+def losses_of(task: Task, network: Network, copies_M: Tensors, batch: Batch) -> Tensor:
+    """(B, M)."""
+    each_MBC = predictions_of(task, network, copies_M, batch)
+    return torch.stack([task.losses(one_BC, batch.y) for one_BC in each_MBC], dim=-1)
 
 
 @dataclass(frozen=True)
 class WeightedCopiesLoss:
-    """The sum over copies of weight times cross-entropy, for a group whose parameters have the copies as first axis.
+    """The sum over copies of weight times loss, for a group whose parameters have the copies as first axis.
 
     The weights (N, M) come with the examples, in `batch.extra`.
     """
@@ -37,12 +43,15 @@ class WeightedCopiesLoss:
     network: Network
     group: str
     weights: str
+    task: Task = CLASSIFICATION
 
     def __call__(self, trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
-        likelihood_BM = log_likelihoods(log_probs_of(self.network, trainable[self.group], batch), batch.y)
-        return -(batch.extra[self.weights] * likelihood_BM).sum(-1)
+        losses_BM = losses_of(self.task, self.network, trainable[self.group], batch)
+        return (batch.extra[self.weights] * losses_BM).sum(-1)
 
     def kernel_spec(self, _params_S: Tree, data: Examples, _frozen_S: Tree) -> KernelSpec | str:
+        if self.task != CLASSIFICATION:
+            return NO_KERNEL
         kernel = WeightedCopiesKernel(self.group, data.extra[self.weights], tuple(data.y.shape))
         return KernelSpec({"": self.network}, num_copies=kernel.weights_SNM.shape[-1], objective=kernel)
 

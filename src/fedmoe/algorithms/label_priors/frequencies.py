@@ -1,0 +1,53 @@
+"""Label frequencies of a client, as log-priors: smoothed, so that a label which a client lacks stays possible.
+
+Shape suffixes: S clients of a cohort, N examples, C classes.
+"""
+
+import torch
+from torch import Tensor
+
+from fedmoe.core_types import Examples
+from fedmoe.errors import DataError
+
+SUM_TOLERANCE = 1e-3  # of the probabilities of a prior that is given: it may have been written with few digits
+
+
+def label_counts(examples: Examples, num_classes: int) -> Tensor:
+    """(S, C): how many real examples of each client have each label."""
+    real_SN = torch.arange(examples.y.shape[1]) < examples.counts[:, None]
+    return torch.zeros(len(examples.y), num_classes).scatter_add(1, examples.y, real_SN.to(torch.float32))
+
+
+def log_frequencies(counts_SC: Tensor) -> Tensor:
+    """log((n_c + 1) / (N + C)): a distribution, uniform for a client without labels."""
+    return ((counts_SC + 1) / (counts_SC.sum(-1, keepdim=True) + counts_SC.shape[-1])).log()
+
+
+def training_offset(examples: Examples, num_classes: int) -> Tensor:
+    """(S, C): what a client adds to its scores while it trains: its log-frequencies, shifted so that the largest is 0.
+
+    Menon et al. (2021), logit adjustment. With equal frequencies it is exactly zero. Unsmoothed, the output weights of
+    a label that a client lacks would get no gradient, and come back bit by bit as they were sent.
+    """
+    log_SC = log_frequencies(label_counts(examples, num_classes))
+    return log_SC - log_SC.amax(-1, keepdim=True)
+
+
+def uniform(num_classes: int) -> Tensor:
+    return log_frequencies(torch.zeros(num_classes))
+
+
+def check_log_prior(log_prior: Tensor, num_classes: int) -> Tensor:
+    """The log-prior itself, or an error that says why it is none."""
+    if log_prior.shape != (num_classes,):
+        raise DataError(
+            f"a prior of shape {tuple(log_prior.shape)} is given, but the model knows {num_classes} classes. Give one "
+            "log-probability for each."
+        )
+    total = float(log_prior.double().exp().sum())
+    if not abs(total - 1) <= SUM_TOLERANCE:  # so written, a NaN fails it too
+        raise DataError(
+            f"the prior is no distribution: its probabilities sum to {total:.4g}. Give logs of probabilities that sum "
+            "to 1."
+        )
+    return log_prior
