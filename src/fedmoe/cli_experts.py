@@ -1,4 +1,4 @@
-"""The commands around a common expert: `fedmoe pretrain` makes one."""
+"""The commands around a common expert: `pretrain` makes one, `onboard` finds experts for a new client by it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from fedmoe.cli_deployment import Algorithm, Expert, Gate, RunFolder, open_run
 from fedmoe.cli_options import Changes, ConfigPath, console, path, read
 from fedmoe.errors import ConfigError
 
@@ -55,5 +56,38 @@ def pretrain_command(
     )
 
 
+def onboard_command(
+    run: RunFolder,
+    data: Annotated[
+        Path, typer.Option(parser=path, metavar="FILE", help="Unlabelled rows: .csv, .parquet, or .npz with x.")
+    ],
+    to: Annotated[
+        Path | None, typer.Option(parser=path, metavar="FILE", help="A .csv or .parquet file; default: a table here.")
+    ] = None,
+    expert: Expert = None,
+    gate: Gate = None,
+    algorithm: Algorithm = None,
+) -> None:
+    """The right experts for a client that nobody has seen, chosen by its unlabelled rows; and what they answer.
+
+    Each row is answered by its best-scoring expert. Where the router is not confident, by what the run's clients for
+    tuning showed, the common expert answers, and that is said.
+
+    Example: fedmoe onboard runs/fedjets_cifar10 --data new_images.npz --to answers.csv
+    """
+    from fedmoe.deployment.onboarding import onboard
+    from fedmoe.deployment.predictions import write_columns
+    from fedmoe.display.tables import facts_table, prediction_table
+
+    found = onboard(open_run(run, expert, gate, algorithm), data)
+    console.print(facts_table(found.facts()), style="yellow" if found.fell_back else None)
+    if to is None:
+        console.print(prediction_table(found.columns(), data.name))
+    else:
+        write_columns(found.columns(), to)
+        console.print(f"{len(found.answered_by)} rows: {to}", highlight=False, markup=False)
+
+
 def add_commands(app: typer.Typer) -> None:
     app.command(name="pretrain")(pretrain_command)
+    app.command(name="onboard")(onboard_command)
