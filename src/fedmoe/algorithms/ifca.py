@@ -83,6 +83,7 @@ def ifca(config: IfcaConfig, setup: AlgorithmSetup) -> Algorithm:
         sample=uniform_sample(setup.clients_per_round),
         personal_type=PersonalState,
         no_regression=None,
+        no_guarantee="a client sends which model fits its records best, without noise",
         personalize=lambda b, _client, _personal, data, _rng: PersonalState(
             losses_of(setup.expert, setup.personal, b.experts, data.train)
         ),

@@ -40,6 +40,7 @@ def local_only(_config: LocalOnlyConfig, setup: AlgorithmSetup) -> Algorithm:
         sample=uniform_sample(None),
         personal_type=PersonalState,
         no_regression=None,
+        no_guarantee=None,  # nothing is sent
         personalize=lambda _broadcast, _client, _personal, data, rng: PersonalState(train_alone(setup, data, rng)),
     )
 

@@ -87,6 +87,7 @@ def adjusted(plain: Algorithm, setup: AlgorithmSetup) -> Algorithm:
         local_update=lambda b, c, data, _rng: validate_adjusted(setup, b, c, data)
     )
     return plain._replace(
+        counts_labels=True,
         round=(train._replace(local_update=lambda b, c, data, rng: local_update(setup, b, c, data, rng)),),
         validation=Validation(validate, plain.validation.every),
     )
@@ -95,7 +96,7 @@ def adjusted(plain: Algorithm, setup: AlgorithmSetup) -> Algorithm:
 def local_update(
     setup: AlgorithmSetup, shared: Broadcast, client: Nothing, data: ClientData, rng: Streams
 ) -> tuple[Nothing, Update, TrainingReport]:
-    offset_SC = training_offset(data.train, setup.num_classes)
+    offset_SC = training_offset(data.train, setup.num_classes, rng)
     fitted = setup.federated.train_classifier(
         setup.expert, shared.model, data, rng, stop_early=False, logit_offset_SC=offset_SC
     )
