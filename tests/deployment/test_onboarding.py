@@ -54,7 +54,7 @@ def test_it_is_sent_what_a_new_client_of_the_run_was_sent_and_answered_alike(run
     assert sum(found.scores_M) == pytest.approx(1, abs=1e-5)
     assert found.experts[0] == int(np.argmax(found.scores_M))
     if not found.fell_back:
-        torch.testing.assert_close(torch.from_numpy(found.predictions.probabilities_NC), model(x), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(torch.from_numpy(found.predictions.answers_NC), model(x), atol=1e-6, rtol=1e-5)
     assert len(found.answered_by) == len(x)
 
 
@@ -84,7 +84,7 @@ def test_where_the_router_is_not_confident_the_common_expert_answers_and_it_is_s
     assert found.fell_back and "the common expert answers" in found.why and set(found.answered_by) == {"common expert"}
     common = run.session.parts.setup.common
     expected = common.log_probs(asked[0]).exp()
-    torch.testing.assert_close(torch.from_numpy(found.predictions.probabilities_NC), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(found.predictions.answers_NC), expected, atol=1e-6, rtol=1e-5)
     better = with_tuning(run, accuracy=0.9, metrics={"confidence": 0.01, "common_accuracy": 0.1})
     assert not fedmoe.onboard(better, asked[0].numpy()).fell_back
 
