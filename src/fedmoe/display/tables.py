@@ -207,3 +207,11 @@ def reproduction_table(rows: "Sequence[tuple[Reproduction, Cost, int, int]]") ->
         time = duration(cost.seconds) if cost.seconds is not None else f"not timed: {cost.why}"
         table.add_row(one.paper, one.figure, escape(one.title), str(total), escape(time), f"{done} of {total}")
     return table
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """A line for each fact."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, words in facts.items():
+        table.add_row(escape(name), escape(words))
+    return table
