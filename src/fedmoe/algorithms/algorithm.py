@@ -105,6 +105,12 @@ class Observe(Protocol):
     ) -> Observation: ...
 
 
+class Figures(Protocol):
+    """Numbers that the server can tell from what it was sent anyway, such as norms: on record with the reports."""
+
+    def __call__(self, before: Any, updates: Mapping[ClientId, Any], /) -> dict[str, float]: ...
+
+
 def one_cohort(_broadcast: Any, /) -> Hashable:
     return 0
 
@@ -128,6 +134,7 @@ class Exchange(NamedTuple):
     cohort_key: CohortKey = one_cohort
     private_update: PrivateUpdate | None = None
     observe: Observe | None = None
+    figures: Figures | None = None
 
 
 class Validation(NamedTuple):
@@ -267,6 +274,8 @@ class Algorithm(NamedTuple):
     # What a client computes once of each of its examples, by public constants alone, and keeps: it is in `extra` of all
     # examples that client functions see, under this name.
     once_of_examples: Mapping[str, Callable[[Tensor], Tensor]] = {}
+    # Of what a client was delivered and a batch: the router's log-scores of all experts, (B, M). For new clients.
+    router_scores: Callable[[Any, Tensor], Tensor] | None = None
     # Numbers of its own that are scored beside accuracy and loss, all of these names.
     measure: Measure | None = None
     measured: tuple[str, ...] = ()
