@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.algorithms.label_priors.any_algorithm import with_priors
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
 from fedmoe.clients.facts import FederationFacts, federation_without_data, unlabelled_new_clients
@@ -222,6 +223,8 @@ def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorith
             f"these data are a regression, and {config.algorithm.name} cannot predict numbers: "
             f"{algorithm.no_regression}. Choose another algorithm, such as fedavg or specialist_mixture."
         )
+    if config.evaluation.priors:
+        algorithm = with_priors(algorithm, setup, config.algorithm.name)
     _require_names(config.algorithm.name, algorithm)
     return algorithm
 

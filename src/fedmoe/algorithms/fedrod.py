@@ -48,6 +48,7 @@ def fedrod(config: FedRodConfig, setup: AlgorithmSetup) -> Algorithm:
         no_regression="it weighs the loss by the frequencies of labels",
         round=(train._replace(local_update=lambda b, c, data, rng: local_update(setup, b, c, data, rng)),),
         personal_type=PersonalState,
+        frequencies="own",
         personalize=lambda b, _client, _personal, data, rng: train_head(setup, b, data, rng),
         predict=lambda b, _client, personal, x: predict(setup, b, personal, x),
     )

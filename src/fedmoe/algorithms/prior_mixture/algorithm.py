@@ -67,6 +67,7 @@ def prior_mixture(config: PriorMixtureConfig, setup: AlgorithmSetup) -> Algorith
         rounds, config.calibration, setup, lambda b, _client, part: model_scores(setup, b, part), config.max_weight
     )._replace(
         personal_type=PersonalState,
+        frequencies="own",
         personalize=lambda b, _client, _personal, data, rng: personalize(
             setup, config.pull, config.margin, b, data, rng
         ),
