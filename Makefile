@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ENGINES := .venv-engines
 
-.PHONY: demo test slow fuzz check format bench bench-peers clean
+.PHONY: demo test slow fuzz check format charts bench bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/fedmoe compare configs/digits.toml --dir runs/demo
@@ -13,7 +13,7 @@ demo: $(STAMP)
 test: check
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-# What takes minutes: the kernels under sanitizers; and Ray and Flower, in an environment of their own (2 GB).
+# What takes minutes: the kernels under sanitizers, pages in a browser; and Ray and Flower, in an environment of their own (2 GB).
 slow: $(STAMP) $(ENGINES)/.installed
 	$(BIN)/python -m pytest -m slow --ignore=tests/distributed
 	$(ENGINES)/bin/python -m pytest -m slow tests/distributed
@@ -34,6 +34,10 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/ruff check --fix src tests benchmarks
+
+# The library that draws the charts of reports, from tools/charts/package-lock.json; needs node and npm.
+charts:
+	cd tools/charts && npm ci --silent && node build.mjs
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/against_loops.py

@@ -1,14 +1,30 @@
-"""The picture of docs/speed.md: how fast each system runs each workload, as a multiple of the plain loop per core."""
+"""Pictures of results/ and docs/, drawn with matplotlib from stored runs; the same bytes from the same runs."""
 
-import math
+import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
-from fedmoe.report import svg
-from fedmoe.report.svg import Frame, Scale, element, line, text
+import matplotlib
 
-ROW, GAP, TOP, LABELS = 19.0, 30.0, 12.0, 236.0
-COLOURS = {"ours": "s0", "Flower": "s1", "pfl": "s2", "fedjax": "s3"}
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedmoe.report import figures
+
+COLOURS = ("#0067a8", "#c2500a", "#00805c", "#a03a86", "#8a6900", "#5b4fc4", "#b3263a", "#4d5b69")
+DASHES = ("-", "--", ":", "-.")
+SYSTEMS = {"ours": COLOURS[0], "Flower": COLOURS[1], "pfl": COLOURS[2], "fedjax": COLOURS[3]}
+STYLE = {
+    "svg.hashsalt": "fedmoe",  # ids that do not change from one drawing to the next
+    "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#dfe3e8",
+    "figure.constrained_layout.use": True,
+}  # fmt: skip
+
+Run = dict[str, Any]
 
 
 class Bar(NamedTuple):
@@ -21,47 +37,70 @@ class Group(NamedTuple):
     bars: list[Bar]
 
 
+def written(drawing: Figure) -> str:
+    """As SVG, without the date."""
+    file = io.StringIO()
+    drawing.savefig(file, format="svg", metadata={"Date": None})
+    plt.close(drawing)
+    return file.getvalue()
+
+
+def trade_off(runs: Sequence[Run]) -> str:
+    """What each method buys (own accuracy) and costs (global accuracy), with 95% intervals over seeds."""
+    found = figures.trade_off(runs)
+    assert found, "these runs have no scores"
+    with plt.rc_context(STYLE):
+        drawing, axes = plt.subplots(figsize=(6.4, 4.2))
+        for point in found.data["points"]:
+            x, y, x_half, y_half = (100 * point[key] for key in ("x", "y", "x_half", "y_half"))
+            colour = COLOURS[point["place"] % len(COLOURS)]
+            axes.errorbar(
+                x, y, y_half or None, x_half or None, fmt="o", color=colour, markersize=8, label=point["name"]
+            )
+        axes.legend(frameon=False)
+        axes.set(xlabel="Accuracy on the balanced global test, %", ylabel="Accuracy on clients' own test data, %")
+        return written(drawing)
+
+
+def learning_curve(runs: Sequence[Run], kind: str, axis: str) -> str:
+    """One line per method, mean over seeds; `axis` is "round" or "bytes"."""
+    with plt.rc_context(STYLE):
+        drawing, axes = plt.subplots(figsize=(6.4, 4.2))
+        for method in figures.group(runs):
+            if points := figures.curve_of(method, kind, axis):
+                x, y = zip(*points, strict=True)
+                look = {"color": COLOURS[method.place % len(COLOURS)], "linestyle": DASHES[method.place % len(DASHES)]}
+                axes.plot(x, [100 * value for value in y], label=method.title, **look)
+        axes.legend(frameon=False)
+        axes.set(xlabel=figures.AXES[axis], ylabel=f"Accuracy on {figures.CURVES[kind]}, %")
+        return written(drawing)
+
+
 def speed_picture(groups: Sequence[Group]) -> str:
     """Bars from the middle line (the plain loop) to the right where faster, to the left where slower; log scale."""
-    height = TOP + sum(GAP + ROW * len(group.bars) for group in groups)
-    frame = Frame(LABELS + 14, TOP, svg.WIDTH - 50, height)
-    exponents = [math.log10(bar.speed) for group in groups for bar in group.bars]
-    low, high = min(-1.0, *exponents), max(1.0, *exponents)
-    x = Scale(low, high, frame.left + 44, frame.right)  # room for the figure beside the longest bar
-    body, y = axis(x, frame), TOP
-    for group in groups:
-        body += text(8, y + 16, svg.shorten(group.title, svg.WIDTH - 16), font_weight="bold", class_="halo")
-        y += GAP - 6
-        for bar in group.bars:
-            body += drawn(bar, x, y)
-            y += ROW
-        y += 6
-    words = "; ".join(f"{g.title}: " + ", ".join(f"{b.system} {times(b.speed)}" for b in g.bars) for g in groups)
-    title = "Speed as a multiple of a plain PyTorch loop in one process per core"
-    return svg.document("speed", title, words, height + 46, body)
+    bars = [(group.title, bar) for group in groups for bar in group.bars]
+    with plt.rc_context(STYLE):
+        layout = {"figsize": (7.2, 0.6 + 0.34 * len(bars)), "height_ratios": [len(group.bars) for group in groups]}
+        drawing, axes = plt.subplots(len(groups), 1, sharex=True, squeeze=False, **layout)
+        for group, place in zip(groups, axes[:, 0], strict=True):
+            draw_group(group, place)
+        low, high = min(0.1, *(bar.speed for _, bar in bars)), max(10, *(bar.speed for _, bar in bars))
+        axes[-1, 0].set(xscale="log", xlim=(low / 2.5, 2.5 * high))
+        axes[-1, 0].set_xlabel("speed against a plain loop in one process per core")
+        return written(drawing)
 
 
-def axis(x: Scale, frame: Frame) -> str:
-    """Powers of ten, and the middle line."""
-    marks = "".join(
-        line(x(power), frame.top, x(power), frame.bottom, class_="lead" if power == 0 else "grid")
-        + text(x(power), frame.bottom + 16, times(10.0**power), "middle", class_="soft")
-        for power in range(math.ceil(x.low), math.floor(x.high) + 1)
-    )
-    words = "speed against a plain loop in one process per core"
-    return marks + text((frame.left + frame.right) / 2, frame.bottom + 36, words, "middle")
-
-
-def drawn(bar: Bar, x: Scale, top: float) -> str:
-    end, middle = x(math.log10(bar.speed)), x(0)
-    colour = next((colour for name, colour in COLOURS.items() if bar.system.startswith(name)), "s7")
-    left, width = min(end, middle), max(1.5, abs(end - middle))
-    beside = (end + 5, "start") if end >= middle else (end - 5, "end")
-    return (
-        text(LABELS, top + 12, svg.shorten(bar.system, LABELS), "end", font_size=12)
-        + element("rect", x=left, y=top + 2, width=width, height=ROW - 6, fill="currentColor", class_=colour)
-        + text(beside[0], top + 12, times(bar.speed), beside[1], font_size=12, class_="halo")
-    )
+def draw_group(group: Group, axes: Axes) -> None:
+    names = [bar.system for bar in group.bars]
+    colours = [next((SYSTEMS[name] for name in SYSTEMS if system.startswith(name)), COLOURS[7]) for system in names]
+    drawn = axes.barh(names, [bar.speed - 1 for bar in group.bars], left=1, color=colours)
+    axes.set_title(group.title, loc="left", fontsize=10, fontweight="bold")
+    axes.axvline(1, color="#566270", linewidth=1)
+    axes.invert_yaxis()
+    for bar, shape in zip(group.bars, drawn, strict=True):
+        side = "left" if bar.speed >= 1 else "right"
+        at = (bar.speed * (1.08 if bar.speed >= 1 else 0.92), shape.get_y() + shape.get_height() / 2)
+        axes.text(*at, times(bar.speed), ha=side, va="center", fontsize=9)
 
 
 def times(speed: float) -> str:
@@ -70,3 +109,12 @@ def times(speed: float) -> str:
     ('12×', '3.1×', '0.023×')
     """
     return f"{speed:.0f}×" if speed >= 10 else f"{speed:.2g}×"
+
+
+PICTURES = {
+    "trade_off": trade_off,
+    "own_by_round": partial(learning_curve, kind="own", axis="round"),
+    "own_by_bytes": partial(learning_curve, kind="own", axis="bytes"),
+    "pooled_by_round": partial(learning_curve, kind="pooled", axis="round"),
+    "pooled_by_bytes": partial(learning_curve, kind="pooled", axis="bytes"),
+}

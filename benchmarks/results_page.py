@@ -1,9 +1,10 @@
 """Keeps what the published numbers were computed from, and writes the tables of the results pages from it.
 
     python benchmarks/results_page.py store NAME RUN... --commit SHA    # finished runs -> results/NAME/runs/*.json
-    python benchmarks/results_page.py write                             # every generated table anew
+    python benchmarks/results_page.py write                             # every generated table and picture anew
 
 A page marks the place of a table: `<!-- table: KIND runs/PATTERN -->`, the table, `<!-- /table -->`; kinds are below.
+`<!-- picture: KIND runs/PATTERN -->` before an image is drawn from runs likewise (kinds: picture.py).
 tests/test_results_pages.py compares the tables with the stored runs, so neither changes without the other.
 """
 
@@ -21,6 +22,7 @@ from fedmoe.evaluation.summary import interval, summarise
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 TABLE = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
+PICTURE = re.compile(r"<!-- picture: (\w+) (\S+) -->\s*!\[[^]]*\]\((\S+?)\)")
 SCORE = ("client", "unseen", "model", "data", "accuracy", "loss", "examples")
 KEPT = (
     "name",
@@ -261,6 +263,14 @@ def rendered(page: Path) -> str:
     return TABLE.sub(table, page.read_text(encoding="utf-8"))
 
 
+def pictures(page: Path) -> dict[Path, str]:
+    """The pictures of a page that are drawn from stored runs, by path."""
+    from picture import PICTURES  # here, because tables need no matplotlib
+
+    found = PICTURE.findall(page.read_text(encoding="utf-8"))
+    return {page.parent / name: PICTURES[kind](load(page.parent, pattern)) for kind, pattern, name in found}
+
+
 def pages() -> list[Path]:
     found = sorted(RESULTS.rglob("README.md"))
     return [page for page in found if TABLE.search(page.read_text(encoding="utf-8"))]
@@ -281,6 +291,8 @@ def main() -> None:
     else:
         for page in pages():
             page.write_text(rendered(page), encoding="utf-8")
+            for path, drawn in pictures(page).items():
+                path.write_text(drawn, encoding="utf-8")
 
 
 if __name__ == "__main__":

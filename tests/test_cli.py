@@ -377,10 +377,10 @@ def test_a_config_that_no_algorithm_takes_leaves_no_folder_behind(fedmoe, config
 
 
 def test_data_show_draws_the_split(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    outcome = fedmoe("data", "show", config, "--picture", tmp_path / "split.svg")
+    outcome = fedmoe("data", "show", config, "--picture", tmp_path / "split.html")
     assert outcome.code == 0
     assert "4 unseen" in outcome.out and "overlap of clients" in outcome.out
-    assert (tmp_path / "split.svg").read_text().startswith("<svg")
+    assert 'data-figure="split"' in (tmp_path / "split.html").read_text()
 
 
 def test_data_get_of_a_set_without_an_address_says_where_to_put_it(fedmoe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -413,7 +413,7 @@ def test_a_folder_of_one_file_per_client_is_a_federation(fedmoe, tmp_path: Path)
     assert outcome.code == 0
     assert "Lowest on own data, Fine-tuned: " in outcome.out
     page = (tmp_path / "runs/run/report.html").read_text()
-    assert "Who holds what" in page and all(f">{name}</text>" in page for name in ("ann", "bob", "eve"))
+    assert "Who holds what" in page and all(f'"{name}"' in page for name in ("ann", "bob", "eve"))
     manifest = json.loads((tmp_path / "runs/run/manifest.json").read_bytes())
     assert manifest["opted_out_clients"] == [1] and set(manifest["messages_of_client"]) == {"0", "2"}
 
@@ -460,12 +460,23 @@ def test_runs_that_were_made_one_by_one_share_a_report(fedmoe, config: Path, tmp
         assert fedmoe("run", config, *options, "--dir", f"own{seed}").code == 0
     outcome = fedmoe("report", "own0", "own1", "--dir", "both/page", "--title", "Two seeds")
     assert outcome.code == 0 and "±" in outcome.out
-    written = {path.name for path in (tmp_path / "both/page").iterdir()}
-    assert written == {
-        "report.html", "table.md", "trade_off.svg", "accuracy_against_rounds.svg", "accuracy_against_bytes.svg",
-    }  # fmt: skip
+    assert {path.name for path in (tmp_path / "both/page").iterdir()} == {"report.html", "table.md"}
     assert r"| mix q(z\|y) |" in (tmp_path / "both/page/table.md").read_text()
     refused = fedmoe("report", "own0", "own0", "--dir", "both")
-    assert refused.code == 2 and "own0 and own0 are the same" in refused.out
-    missing = fedmoe("report", "own0", "nowhere", "--dir", "both")
+    assert refused.code == 2 and "own0 is left out: it is the same as own0" in refused.out
+    missing = fedmoe("report", "own0", "nowhere", "--dir", "both", "--title", "What is left")
     assert missing.code == 2 and "nowhere holds no finished run" in missing.out
+    page = (tmp_path / "both/report.html").read_text()
+    assert "What is left" in page and "nowhere holds no finished run" in page
+    assert "none for the report" in fedmoe("report", "own0", "own1").out
+    assert "no run is left" in fedmoe("report", "nowhere").out
+
+
+def test_a_report_of_a_folder_equals_the_one_at_its_end(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    fedmoe("compare", config, "--seeds", "0,1", "--algorithms", "local_only,fedmix", "--dir", "both")
+    for folder in ("both/fedmix-seed1", "both"):
+        page = tmp_path / folder / "report.html"
+        at_the_end = page.read_bytes()
+        page.unlink()
+        assert fedmoe("report", folder).code == 0
+        assert page.read_bytes() == at_the_end, folder

@@ -18,7 +18,8 @@ from fedmoe.config import ExperimentConfig
 from fedmoe.display.progress import RunProgress
 from fedmoe.errors import Stopped
 from fedmoe.experiment import Event, run_events
-from fedmoe.report.html import render
+from fedmoe.report.page import render
+from fedmoe.report.runs import read_run
 from fedmoe.result import Result
 
 
@@ -79,7 +80,7 @@ def test_the_terminal_shows_loads_and_warnings(collapsed, tmp_path):
 
 def test_the_page_shows_experts_and_warnings(collapsed, tmp_path):
     *_, result = run(collapsed, tmp_path)
-    page = render([result.data], "Probe")
+    page = render([read_run(result.directory)], "Probe")
     assert "Pruned experts: who does the work" in page and "Pruned experts: what each expert is for" in page
     assert "seed 0, round 5: expert 1 did 100% of the work" in page
 

@@ -16,6 +16,7 @@ from fedmoe.errors import ConfigError
 from fedmoe.experiment import Event, run_events
 from fedmoe.models.network import ModuleOrFactory
 from fedmoe.paths import expanded
+from fedmoe.report.runs import read_run
 from fedmoe.report.write import write_report
 from fedmoe.result import Result
 
@@ -91,7 +92,7 @@ def compare(
             if callback:
                 callback(member.label, event)
     compared = finished(parsed, home, numbers)
-    write_report(compared.results, home, parsed.name)
+    write_report([read_run(folder) for folder in compared.runs.values()], home, parsed.name)
     return compared
 
 

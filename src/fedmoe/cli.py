@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,10 @@ from rich.markup import escape
 from fedmoe.cli_data import audit_app, data_app
 from fedmoe.cli_deployment import add_commands
 from fedmoe.cli_options import Changes, ConfigPath, Directory, Rounds, Workers, console, path, read
-from fedmoe.errors import ConfigError, FedmoeError, Stopped
+from fedmoe.errors import ConfigError, FedmoeError, RunError, Stopped
+
+if TYPE_CHECKING:
+    from fedmoe.report.runs import StoredRun
 
 app = typer.Typer(
     add_completion=False,
@@ -65,16 +68,14 @@ def run_command(
     from fedmoe.display.progress import RunProgress
     from fedmoe.experiment import run_events
     from fedmoe.interrupts import stop_on_signals
-    from fedmoe.result import Result
+    from fedmoe.report.runs import read_run
 
     chosen = read(config, changes, workers, rounds)
     home = directory or Path("runs") / chosen.name
     with stop_on_signals() as request, RunProgress(console) as progress:
         for event in run_events(chosen, home, command=_command(), should_stop=request):
             progress.show(chosen.algorithm.name, event)
-            if isinstance(event, Result):
-                result = event
-    _report([result.data], home, chosen.name)
+    _report([read_run(home)], home, chosen.name)
 
 
 @app.command(name="compare")
@@ -98,9 +99,10 @@ def compare_command(
       fedmoe compare configs/digits.toml --seeds 0,1,2,3 --algorithms fedavg,fine_tuned,specialist_mixture
     """
     numbers = _seeds(seeds)
-    from fedmoe.comparison import compare_events, finished, home_of
+    from fedmoe.comparison import compare_events, home_of, members
     from fedmoe.display.progress import RunProgress
     from fedmoe.interrupts import stop_on_signals
+    from fedmoe.report.runs import read_run
 
     if algorithms:
         changes = [*(changes or []), f"compare={[name.strip() for name in algorithms.split(',')]}"]
@@ -110,33 +112,44 @@ def compare_command(
     with stop_on_signals() as request, RunProgress(console) as progress:
         for member, event in compare_events(chosen, home, numbers, command=_command(), should_stop=request):
             progress.show(member.label, event)
-    _report(finished(chosen, home, numbers).results, home, chosen.name)
+    _report([read_run(member.directory) for member in members(chosen, home, numbers)], home, chosen.name)
 
 
 @app.command(name="report")
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", parser=path, help="Folders of finished runs.")],
-    directory: Annotated[
-        Path,
-        typer.Option("--dir", parser=path, metavar="FOLDER", help="Where the page, the table and the figures go."),
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", parser=path, help="Folders of finished runs, or of comparisons.")
     ],
-    title: Annotated[str, typer.Option(help="What the page is called.")] = "Runs",
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", parser=path, metavar="FOLDER", help="Where page and table go. Default: the folder, if it is one."
+        ),
+    ] = None,
+    title: Annotated[str, typer.Option(help="What the page is called.")] = "",
 ) -> None:
     """One table and one page of runs that were made one by one, here or on other machines.
 
-    Runs of one name with different seeds are one row, with an interval.
+    Runs of one name with different seeds are one row, with an interval. A run that is broken, or cannot be compared
+    with the others, is named and left out (exit code 2); the others are reported.
 
-    Example: fedmoe report runs/fedavg-s0 runs/fedmix-s0 runs/fedavg-s1 runs/fedmix-s1 --dir runs/together
+    Examples:
+      fedmoe report runs/digits-comparison
+      fedmoe report runs/fedavg-s0 runs/fedmix-s0 runs/fedavg-s1 runs/fedmix-s1 --dir runs/together
     """
-    from fedmoe.report.comparability import check_together
-    from fedmoe.report.write import require_drawable
-    from fedmoe.storage.results import read_results
+    from fedmoe.report.comparability import read_together, title_of
+    from fedmoe.report.runs import find_runs
 
-    results = [read_results(run) for run in runs]
-    for result, run in zip(results, runs, strict=True):
-        require_drawable(result, run)
-    check_together(results, runs)
-    _report(results, directory, title)
+    if directory is None and len(runs) > 1:
+        raise ConfigError("several folders, and none for the report. Name one: --dir runs/together.")
+    found = read_together([run for folder in runs for run in (find_runs(folder) or [folder])])
+    for problem in found.problems:
+        _print_error("RunError", problem)
+    if not found.runs:
+        raise RunError("no run is left to report.")
+    _report(found.runs, directory or runs[0], title or title_of(found.runs), found.problems)
+    if found.problems:
+        raise typer.Exit(2)
 
 
 @app.command(name="explain")
@@ -161,15 +174,20 @@ def _seeds(text: str) -> list[int]:
         raise ConfigError(f"--seeds {text!r} is no list of whole numbers. Write it as --seeds 0,1,2.") from None
 
 
-def _report(results: Sequence[dict[str, Any]], home: Path, title: str) -> None:
+def _report(runs: "Sequence[StoredRun]", home: Path, title: str, problems: Sequence[str] = ()) -> None:
     from fedmoe.display.tables import class_tables, score_table
     from fedmoe.report.notes import notes
     from fedmoe.report.write import write_report
 
+    results = [run.results for run in runs]
     console.print(score_table(results, title), *class_tables(results))
     for note in notes(results):
         console.print(escape(note), style="yellow" if note.startswith("Warning") else "dim", highlight=False)
-    console.print(f"Report: [bold]{escape(str(write_report(results, home, title)))}[/bold]")
+    console.print(f"Report: [bold]{escape(str(write_report(runs, home, title, problems)))}[/bold]")
+
+
+def _print_error(kind: str, words: str) -> None:
+    Console(stderr=True).print(f"[red]{kind}:[/red] {escape(words)}", soft_wrap=True)
 
 
 def _command() -> str:
@@ -184,7 +202,7 @@ def main() -> None:
         console.print(f"[yellow]{escape(str(stop))}[/yellow]")
         sys.exit(130)
     except FedmoeError as error:
-        Console(stderr=True).print(f"[red]{type(error).__name__}:[/red] {escape(str(error))}", soft_wrap=True)
+        _print_error(type(error).__name__, str(error))
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -49,27 +49,27 @@ def data_show(
     changes: Changes = None,
     picture: Annotated[
         Path | None,
-        typer.Option(parser=path, metavar="FILE", help="Also write the class counts as an SVG picture."),
+        typer.Option(parser=path, metavar="FILE", help="Also draw the class counts, as a page (.html)."),
     ] = None,
 ) -> None:
     """Draw the split of a config: class counts per client, sizes, and how much clients overlap.
 
-    Example: fedmoe data show configs/digits.toml --picture split.svg
+    Example: fedmoe data show configs/digits.toml --picture split.html
     """
     from fedmoe.display.tables import split_facts, split_table
     from fedmoe.federations import build_federation
-    from fedmoe.report.figures import class_counts
+    from fedmoe.report.page import render_split
     from fedmoe.storage.files import write_atomically
 
-    built = build_federation(read(config, changes, None))
+    chosen = read(config, changes, None)
+    built = build_federation(chosen)
     if built.split is None or built.class_counts is None:
         raise ConfigError("this config has no split of one labelled data set to draw.")
     console.print(split_table(built.class_counts, built.federation.class_names, built.split.num_clients))
     console.print(split_facts(built.split, built.class_counts))
     if picture:
-        write_atomically(
-            picture, class_counts(built.class_counts.tolist(), list(built.federation.class_names)).encode()
-        )
+        drawn = render_split(built.class_counts.tolist(), built.federation.class_names, chosen.seed, chosen.name)
+        write_atomically(picture, drawn.encode(errors="replace"))
         console.print(f"Picture: [bold]{escape(str(picture))}[/bold]")
 
 
@@ -97,7 +97,7 @@ def audit_labels_command(
 
 
 def _require_one_run(folder: Path) -> None:
-    from fedmoe.report.comparability import find_runs
+    from fedmoe.report.runs import find_runs
 
     runs = find_runs(folder)
     if folder not in runs and runs:

@@ -12,7 +12,7 @@ from fedmoe.errors import ConfigError
 from fedmoe.evaluation.summary import Row, RunRecord, summarise
 from fedmoe.experiment import Event, never, run_events
 from fedmoe.models.network import ModuleOrFactory
-from fedmoe.report.html import scores_section
+from fedmoe.report.page import scores_section
 from fedmoe.report.text import summary_text
 from fedmoe.result import Result
 from fedmoe.storage.results import read_results

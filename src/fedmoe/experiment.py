@@ -21,6 +21,7 @@ from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.stopping import reason_to_stop, validation_point
 from fedmoe.models.network import ModuleOrFactory
+from fedmoe.report.runs import read_run
 from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of
 from fedmoe.resuming import (
@@ -295,7 +296,7 @@ class _Run:
         self.run.write_json(self.run.results, data)
         if len(self.algorithm.delivery) > 1:
             save_delivery(self.run.delivery, session.delivery_record)
-        write_report([data], self.run.path, data["name"])
+        write_report([read_run(self.run.path)], self.run.path, data["name"])
         mark_finished(self.run, self.run_id)
         return Result(data, self.run.path, session)
 

@@ -1,8 +1,10 @@
 """What a run ends with: the facts and scores that results.json holds, and every client's personal model."""
 
 import platform
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from fedmoe.engines.session import Session
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.evaluation.reliability import reliability_of
-from fedmoe.report.html import scores_section
+from fedmoe.report.page import scores_section
 from fedmoe.report.text import client_rows, clients_text, headline, summary_text
 
 SHOWN_CLIENTS = 200  # whose class counts a report can draw
@@ -93,6 +95,7 @@ def results_of(
         "seed": config.seed,
         "config": config.model_dump(mode="json"),
         "versions": versions(),
+        "commit": source_commit(),
         "backend": parts.backend,
         "model_weights": parts.expert.num_weights,
         "scores": [score.as_dict() for score in scores],
@@ -144,3 +147,19 @@ def _shown(parts: Parts) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     return {"fedmoe": version("fedmoe"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+@cache
+def source_commit() -> str | None:
+    """Of the git checkout that this package is imported from, marked where files were changed; None elsewhere."""
+    home = Path(__file__).resolve().parent
+    try:
+        asked = ["git", "-C", str(home), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=7"]
+        tracked = ["git", "-C", str(home), "ls-files", "--error-unmatch", Path(__file__).name]
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=10)
+        ours = subprocess.run(
+            tracked, capture_output=True, timeout=10
+        )  # not a repository that merely holds our install
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() if found.returncode == ours.returncode == 0 else None

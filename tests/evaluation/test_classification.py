@@ -16,8 +16,9 @@ from fedmoe.errors import ConfigError
 from fedmoe.evaluation import classification as ours
 from fedmoe.evaluation.metric_catalog import METRICS as EVERY_METRIC
 from fedmoe.evaluation.metrics import load_metrics
-from fedmoe.report.html import render
 from fedmoe.report.markdown import markdown_table
+from fedmoe.report.page import render
+from fedmoe.report.runs import StoredRun
 
 METRICS = [name for name, spec in EVERY_METRIC.items() if spec.task == "classification"]
 
@@ -104,5 +105,5 @@ def test_they_are_sent_stored_and_shown_with_the_names_of_classes(tmp_path):
     console.print(score_table([run], "run"), *class_tables([run]))
     for text, bar in ((console.export_text(), "right|wrong"), (markdown_table([run]), r"right\|wrong")):
         assert "Macro-F1" in text and "by class" in text and bar in text and "recall_0" not in text
-    page = render([run], "run")
+    page = render([StoredRun(run)], "run")
     assert "Recall by class" in page and "&lt;up&gt;" in page and "Balanced accuracy" in page

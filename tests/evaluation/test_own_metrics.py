@@ -19,8 +19,9 @@ from fedmoe.errors import ConfigError, MessageError
 from fedmoe.evaluation.metrics import Score, load_metrics, score_examples
 from fedmoe.evaluation.score_message import score_message, scores_in
 from fedmoe.evaluation.summary import summarise
-from fedmoe.report.html import render
 from fedmoe.report.markdown import markdown_table
+from fedmoe.report.page import render
+from fedmoe.report.runs import StoredRun
 
 MODULE = """
 import torch
@@ -83,7 +84,7 @@ def test_they_are_stored_sent_and_shown(tmp_path: Path) -> None:
     assert row["metrics"]["brier"]["mean"] == pytest.approx(sum(own) / len(own))
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(score_table([stored], "run"))
-    for text in (console.export_text(), markdown_table([stored]), render([stored], "run")):
+    for text in (console.export_text(), markdown_table([stored]), render([StoredRun(stored)], "run")):
         assert "brier" in text.lower() and f"{row['metrics']['brier']['mean']:.3g}" in text
 
 

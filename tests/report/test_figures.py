@@ -1,147 +1,132 @@
-from xml.etree import ElementTree
+"""What a figure shows, as the data that the page draws."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmoe.report.figures import class_counts, per_client, thin, trade_off, training_curve
-
-SVG = "{http://www.w3.org/2000/svg}"
-FIGURES = [trade_off, training_curve, per_client]
-
-
-def parse(figure: str) -> ElementTree.Element:
-    """A well-formed figure that a screen reader can name."""
-    root = ElementTree.fromstring(figure)
-    assert root.tag == f"{SVG}svg"
-    assert root.find(f"{SVG}title").text and root.find(f"{SVG}desc").text
-    return root
+from fedmoe.report import figures
+from fedmoe.report.methods import client_scores, group, thin
+from fedmoe.report.runs import StoredRun
 
 
-def of_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
-    return [node for node in root.iter() if name in node.get("class", "").split()]
+def point(number, own, pooled=None):
+    sent = {"bytes_up": 10**9 * number, "bytes_down": 2 * 10**9 * number}
+    return {"round": number, **sent, "own": own, "global": own, "unseen": None, "pooled": pooled}
 
 
-def test_trade_off_has_one_labelled_point_per_method(make_results):
-    root = parse(trade_off(make_results(seeds=3)))
-    assert len(of_class(root, "point")) == 5
-    assert {node.text for node in of_class(root, "label")} == {
-        "FedAvg", "Local", "Fine-tuned", "Specialist mixture", "Local-global mixture",
-    }  # fmt: skip
+def with_curves(make_results):
+    first, second = make_results(("fedavg",), seeds=2)
+    return [
+        {**first, "curve": [point(10, 0.4, 0.3), point(20, 0.6, 0.5)]},
+        {**second, "curve": [point(10, 0.6, 0.5), point(15, 0.9, 0.9), point(20, 0.8, 0.7)]},
+    ]
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=6))
-def test_points_are_placed_as_their_accuracies(make_results, accuracies):
-    results = []
-    for i, (own, everyone) in enumerate(accuracies):
-        (result,) = make_results(("fedavg",), clients=1, rounds=1)
-        for score in result["scores"]:
-            score["accuracy"] = own if score["data"] == "own" else everyone
-        results.append(result | {"title": f"method {i}"})
-    points = of_class(parse(trade_off(results)), "point")
-    places = [(float(point.get("cx")), float(point.get("cy"))) for point in points]
-    for (x, y), (own, everyone) in zip(places, accuracies, strict=True):
-        for (other_x, other_y), (other_own, other_everyone) in zip(places, accuracies, strict=True):
-            assert x <= other_x or everyone > other_everyone
-            assert y >= other_y or own > other_own  # SVG counts downwards
+def watched(result, num_experts=3, rows=10, of="label"):
+    loads = [(k + 1) / sum(range(1, num_experts + 1)) for k in range(num_experts)]
+    history = [{**event, "experts": {"load": loads, "usage_entropy": 0.5}} for event in result["history"]]
+    shares = [[float(k == row % num_experts) for k in range(num_experts)] for row in range(rows)]
+    return result | {"history": history, "assignment": {"of": of, "shares": shares}}
 
 
-@pytest.mark.parametrize(("name", "words"), [("fedavg", "own 25.0%"), ("fine_tuned", "own 75.0%")])
-@pytest.mark.parametrize("figure", [trade_off, per_client])
-def test_the_headline_score_is_after_personalisation_if_there_is_any(make_results, figure, name, words):
+@pytest.mark.parametrize(("seeds", "half"), [(1, False), (3, True)])
+def test_the_trade_off_has_a_point_per_method_and_an_interval_from_two_seeds_on(make_results, seeds, half):
+    points = figures.trade_off(make_results(seeds=seeds)).data["points"]
+    assert [p["name"] for p in points] == [
+        "FedAvg",
+        "Local",
+        "Fine-tuned",
+        "Specialist mixture",
+        "Local-global mixture",
+    ]
+    assert all((p["x_half"] > 0) == (p["y_half"] > 0) == half for p in points)
+
+
+@pytest.mark.parametrize(("name", "own"), [("fedavg", 0.25), ("fine_tuned", 0.75)])
+def test_the_headline_score_is_after_personalisation_if_there_is_any(make_results, name, own):
     (result,) = make_results((name,))
     for score in result["scores"]:
         score["accuracy"] = 0.75 if score["model"] == "after" else 0.25
-    words = words if figure is trade_off else words.replace("own", "mean")
-    assert words in figure([result])
+    figure = figures.trade_off([result])
+    assert figure.data["points"][0]["y"] == own and f"own {own:.1%}" in figure.alt
+    assert {scores.own for scores in client_scores(result).values()} == {own}
 
 
-@pytest.mark.parametrize(("seeds", "crosses"), [(1, 0), (2, 5)])
-def test_an_interval_needs_two_seeds(make_results, seeds, crosses):
-    assert len(of_class(parse(trade_off(make_results(seeds=seeds))), "interval")) == crosses
+def test_a_curve_is_the_mean_over_seeds_where_all_of_them_were_evaluated(make_results):
+    figure = figures.learning_curves(with_curves(make_results))
+    lines = {view["label"]: view["series"][0]["points"] for view in figure.data["views"]}
+    assert lines["on clients' own test data, over rounds"] == [[10, 0.5], [20, 0.7]]
+    assert lines["on the pooled data, for a new client, over bytes"] == [[30.0, 0.4], [60.0, 0.6]]
+    assert not any("unseen" in label for label in lines)
+    assert "FedAvg: from 50.0% to 70.0%" in figure.alt
 
 
 def test_methods_with_the_same_rounds_share_a_line(make_results):
     results = make_results()
-    lines = list(parse(training_curve(results)).iter(f"{SVG}polyline"))
-    assert len(lines) == 1
+    (shared,) = figures.training_loss(results).data["views"][0]["series"]
+    assert shared["name"] == "FedAvg, Fine-tuned, Specialist mixture, Local-global mixture"
     results[0]["history"][3]["reports"]["training_loss"] += 1
-    assert len(list(parse(training_curve(results)).iter(f"{SVG}polyline"))) == 2
+    assert len(figures.training_loss(results).data["views"][0]["series"]) == 2
 
 
-def test_long_histories_are_thinned(make_results):
-    (line,) = parse(training_curve(make_results(("fedavg",), rounds=5000))).iter(f"{SVG}polyline")
-    assert len(line.get("points").split()) == 300
+def test_a_round_without_a_loss_is_skipped_and_long_histories_are_thinned(make_results):
+    (result,) = make_results(("fedavg",), rounds=3)
+    result["history"][1]["reports"] = {}
+    assert [x for x, _ in figures.training_loss([result]).data["views"][0]["series"][0]["points"]] == [1, 3]
+    long = figures.training_loss(make_results(("fedavg",), rounds=5000))
+    assert len(long.data["views"][0]["series"][0]["points"]) == 400
 
 
 @settings(deadline=None)
 @given(length=st.integers(1, 2000), most=st.integers(2, 400))
 def test_thinning_keeps_order_and_both_ends(length, most):
-    points = [(i, 0.0) for i in range(length)]
-    kept = thin(points, most)
-    assert len(kept) == min(length, most)
-    assert kept == sorted(set(kept))
-    assert (kept[0], kept[-1]) == (points[0], points[-1])
+    kept = thin(range(length), most)
+    assert len(kept) == min(length, most) and kept == sorted(set(kept))
+    assert (kept[0], kept[-1]) == (0, length - 1)
 
 
-def test_a_method_without_rounds_has_no_curve(make_results):
-    assert training_curve(make_results(("local_only",))) == ""
-
-
-def test_rounds_are_whole_numbers(make_results):
-    root = parse(training_curve(make_results(("fedavg",), rounds=2)))
-    assert [node.text for node in of_class(root, "soft") if node.get("text-anchor") == "middle"] == ["1", "2"]
-
-
-def test_a_round_without_a_loss_is_skipped(make_results):
-    (result,) = make_results(("fedavg",), rounds=3)
-    result["history"][1]["reports"] = {}
-    (line,) = parse(training_curve([result])).iter(f"{SVG}polyline")
-    assert len(line.get("points").split()) == 2
-
-
-@pytest.mark.parametrize("clients", [1, 12, 1000])
-def test_every_client_is_a_dot(make_results, clients):
-    root = parse(per_client(make_results(clients=clients, unseen=3)))
-    assert [node.get("d").count("M") for node in of_class(root, "dots")] == [clients] * 5
-    assert len(of_class(root, "mean")) == 5
-
-
-@settings(deadline=None)
-@given(
-    st.integers(1, 80).flatmap(lambda k: st.lists(st.lists(st.integers(0, 500), min_size=k, max_size=k), min_size=1))
-)
-def test_every_client_and_class_with_examples_is_a_cell(counts):
-    root = parse(class_counts(counts, [f"class {k}" for k in range(len(counts[0]))]))
-    cells = sum(node.get("d").count("M") for node in of_class(root, "cells"))
-    assert cells == sum(count > 0 for row in counts[:60] for count in row)
-
-
-@pytest.mark.parametrize(("clients", "says"), [(60, False), (61, True), (200, True)])
-def test_a_heat_map_says_that_it_was_cut(clients, says):
-    assert ("Only the first 60 clients are shown." in class_counts([[1, 2]] * clients, ["a", "b"])) == says
-
-
-@pytest.mark.parametrize("counts", [[], [[]]])
-def test_no_counts_no_heat_map(counts):
-    assert class_counts(counts, []) == ""
-
-
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", [figures.trade_off, figures.learning_curves, figures.training_loss])
 def test_no_scores_and_no_rounds_no_figure(figure, make_results):
-    assert figure([]) == ""
-    assert figure([make_results(("fedavg",))[0] | {"scores": [], "history": []}]) == ""
+    assert figure([]) is None
+    assert figure([make_results(("fedavg",))[0] | {"scores": [], "history": []}]) is None
 
 
-@pytest.mark.parametrize("figure", FIGURES)
-@settings(deadline=None)
-@given(title=st.text())
-def test_any_title_gives_a_well_formed_figure(make_results, figure, title):
-    parse(figure([make_results(("fedavg",), clients=2, rounds=2)[0] | {"title": title}]))
+def test_the_split_names_clients_and_classes(make_results):
+    (result,) = make_results(("fedavg",), clients=3, classes=4)
+    figure = figures.split_map(result | {"client_names": {"1": "coast"}})
+    assert figure.data["rows"] == ["0", "coast", "2"] and figure.data["columns"] == ["0", "1", "2", "3"]
+    assert figure.data["frames"][0]["values"] == result["class_counts"]
+    assert figures.split_map(result | {"class_counts": []}) is None
 
 
-@settings(deadline=None)
-@given(st.lists(st.text(), min_size=1, max_size=12))
-def test_any_class_name_gives_a_well_formed_figure(names):
-    parse(class_counts([[1] * len(names)], names))
+def test_experts_are_shown_by_load_entropy_and_map(make_results):
+    run = watched(make_results(("fedavg",), classes=10)[0], num_experts=4)
+    load, entropy, shares = figures.expert_figures(group([run])[0], StoredRun(run))
+    assert [one["name"] for one in load.data["views"][0]["series"]] == [f"expert {k}" for k in range(4)]
+    assert entropy.data["views"][0]["series"][0]["points"][0] == [1, 0.5]
+    assert shares.data["rows"] == [str(k) for k in range(10)] and "label 5: expert 1" in shares.alt
+
+
+def test_maps_of_earlier_rounds_come_before_the_last(make_results):
+    run = watched(make_results(("fedavg",))[0], of="client", rows=2)
+    maps = [{"round": number, "of": "client", "shares": [[1, 0, 0], [0, 1, 0]]} for number in (1, 7)]
+    figure = figures.expert_figures(group([run])[0], StoredRun(run, expert_maps=maps))[-1]
+    assert [frame["label"] for frame in figure.data["frames"]] == ["round 1", "round 7"]
+    assert figure.data["row"] == "Client"
+
+
+def test_one_expert_or_none_draws_nothing(make_results):
+    plain = make_results(("fedavg",))[0]
+    for run in (plain, watched(plain, num_experts=1)):
+        assert figures.expert_figures(group([run])[0], StoredRun(run)) == []
+
+
+def test_what_left_the_clients_is_shown_by_tensor_largest_first(make_results):
+    (result,) = make_results(("fedavg",))
+    tensors = {f"layer{n}": {"bytes": 100 * n} for n in range(1, 20)}
+    run = StoredRun(result, {"sent_by_clients": {"train": tensors}})
+    method = group([result])[0]
+    bars = figures.bytes_sent([(method, run)]).data["views"][0]["bars"]
+    assert bars[0] == {"name": "train: layer19", "value": 1900}
+    assert bars[-1] == {"name": "7 smaller tensors", "value": sum(100 * n for n in range(1, 8))}
+    assert figures.bytes_sent([(method, StoredRun(result))]) is None

@@ -3,25 +3,31 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from fedmoe.evaluation.choices import ClientChoice, choices
 from fedmoe.evaluation.summary import RunRecord
 from fedmoe.report.methods import client_names
-from fedmoe.report.svg import escape
 
 COLUMNS = ("Client", "Chosen", "Own accuracy", "Best in hindsight", "Regret", "Worth of federation")
 
 
-def choice_sections(results: Sequence[RunRecord]) -> Iterator[tuple[str, list[str], list[list[str]], str]]:
-    """For each run with candidates: a title, the names of columns, the cells of rows, and a note, all as HTML."""
-    for run in results:
-        if found := choices(run):
-            yield (
-                f"{escape(run['title'])}, seed {run['seed']}",
-                list(COLUMNS),
-                list(_rows(run, found)),
-                _note(run, found),
-            )
+class ChoiceSection(NamedTuple):
+    """What the clients of one run chose: cells by row, and a note below."""
+
+    title: str
+    rows: list[list[str]]
+    note: str
+    columns: tuple[str, ...] = COLUMNS
+
+
+def choice_sections(results: Sequence[RunRecord]) -> list[ChoiceSection]:
+    """Of each run whose clients chose among candidates."""
+    return [
+        ChoiceSection(f"{run['title']}, seed {run['seed']}", list(_rows(run, found)), _note(run, found))
+        for run in results
+        if (found := choices(run))
+    ]
 
 
 def choice_notes(results: Sequence[RunRecord]) -> list[str]:
@@ -33,8 +39,8 @@ def _rows(run: RunRecord, found: Sequence[ClientChoice]) -> Iterator[list[str]]:
     names = client_names(run)
     for one in found:
         worth = "–" if one.worth is None else f"{100 * one.worth:+.1f}"
-        numbers = f"{100 * one.accuracy:.1f}", escape(one.best), f"{100 * one.regret:.1f}", worth
-        yield [escape(names.get(one.client, str(one.client))), escape(one.chosen), *numbers]
+        numbers = f"{100 * one.accuracy:.1f}", one.best, f"{100 * one.regret:.1f}", worth
+        yield [names.get(one.client, str(one.client)), one.chosen, *numbers]
 
 
 def _note(run: RunRecord, found: Sequence[ClientChoice]) -> str:
@@ -44,7 +50,7 @@ def _note(run: RunRecord, found: Sequence[ClientChoice]) -> str:
         "has over the client's model of its own data alone, by the same rule."
     )
     words = _words(run, found)
-    return escape(f"{words[0].upper()}{words[1:]} {explained}")
+    return f"{words[0].upper()}{words[1:]} {explained}"
 
 
 def _words(run: RunRecord, found: Sequence[ClientChoice]) -> str:
