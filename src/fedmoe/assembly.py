@@ -87,7 +87,7 @@ class Parts:
         """The algorithm over networks of its own that PyTorch computes, whichever backend the run trains with."""
         expert, gate = self.expert.plain_copy(), self.gate.plain_copy()
         setup = self.setup._replace(expert=expert, gate=gate)
-        return Predictor(self.config.algorithm.entry.factory(self.config.algorithm.options(), setup), (expert, gate))
+        return Predictor(make_algorithm(self.config, setup), (expert, gate))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -217,16 +217,19 @@ def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorith
     if setup.federated.backend == "native":
         for network in (setup.expert, setup.gate):
             network.go_native()
-    algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
+    algorithm = make_algorithm(config, setup)
     if isinstance(setup.task, Regression) and algorithm.no_regression:
         raise ConfigError(
             f"these data are a regression, and {config.algorithm.name} cannot predict numbers: "
             f"{algorithm.no_regression}. Choose another algorithm, such as fedavg or specialist_mixture."
         )
-    if config.evaluation.priors:
-        algorithm = with_priors(algorithm, setup, config.algorithm.name)
     _require_names(config.algorithm.name, algorithm)
     return algorithm
+
+
+def make_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorithm:
+    algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
+    return with_priors(algorithm, setup, config.algorithm.name) if config.evaluation.priors else algorithm
 
 
 def task_of(config: ExperimentConfig, federation: Federation) -> Task:
