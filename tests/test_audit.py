@@ -243,7 +243,7 @@ def skewed_run(folder, **algorithm):
     federation = federation_from_clients(clients, num_classes=3)
     table = {
         "algorithm": {"name": "prior_mixture", "calibration": {"exchanges": 4}, **algorithm},
-        "training": dict.fromkeys(("federated", "local", "personal"), {"optimizer": "sgd", "learning_rate": 0.1}),
+        "training": {key: {"optimizer": "sgd", "learning_rate": 0.1} for key in ("federated", "local", "personal")},
         "schedule": {"rounds": 6, "clients_per_round": "all"},
         "engine": {"backend": "batched", "workers": 1},
     }
