@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from builders import make_expert, make_gate, read_private, tiny_config, tiny_federation, tiny_setup
+from builders import make_common_expert, make_expert, make_gate, read_private, tiny_config, tiny_federation, tiny_setup
 from contract.probes import PROBES
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import EvaluationConfig, ExperimentConfig
@@ -38,9 +38,8 @@ def config(name: str, every: int | None, **schedule: Any) -> ExperimentConfig:
 
 
 def run(config: ExperimentConfig, directory: Path, **options: Any) -> Result:
-    *_, result = run_events(
-        config, directory, federation=tiny_federation(), expert=make_expert, gate=make_gate, **options
-    )
+    own = {"federation": tiny_federation(), "expert": make_expert, "gate": make_gate}
+    *_, result = run_events(config, directory, **own, common_expert=make_common_expert(), **options)
     assert isinstance(result, Result)
     return result
 
@@ -96,7 +95,8 @@ def test_an_evaluation_after_a_replayed_round_does_not_see_private_states_of_a_l
     """The process died after round 3, before its first checkpoint: clients hold states that were never to be."""
     chosen = config("lg_fedavg", 1, checkpoint_every=4)
     expected = run(chosen, tmp_path / "whole").data["curve"]
-    events = run_events(chosen, tmp_path / "parts", federation=tiny_federation(), expert=make_expert, gate=make_gate)
+    own = {"federation": tiny_federation(), "expert": make_expert, "gate": make_gate}
+    events = run_events(chosen, tmp_path / "parts", **own, common_expert=make_common_expert())
     for event in events:
         if getattr(event, "round", 0) == 3:
             break
@@ -114,8 +114,10 @@ def test_a_point_holds_the_mean_of_each_kind_of_score():
         Score(2, True, "before", "own", 0.4, 1.0, 9),
         Score(2, True, "before", "global", 0.9, 1.0, 9),
         Score(3, True, "before", "pooled", 0.3, 1.0, 9),
+        Score(4, True, "before", "tuning", 0.7, 1.0, 9),
     ]
-    assert curve_point(scores, TRAFFIC) == {**TRAFFIC, "own": 0.6, "global": 0.2, "unseen": 0.4, "pooled": 0.3}
+    means = {"own": 0.6, "global": 0.2, "unseen": 0.4, "tuning": 0.7, "pooled": 0.3}
+    assert curve_point(scores, TRAFFIC) == {**TRAFFIC, **means}
     assert curve_point(scores[:2], TRAFFIC)["pooled"] is None
 
 

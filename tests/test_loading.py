@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import fedmoe
 from builders import tiny_federation
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.errors import ConfigError, RunError
+from fedmoe.models.images import mlp
 from fedmoe.testing.federation import CLASSES, FEATURES, draw_examples, tiny_config
 
 ASKED = draw_examples(5, "asked").x
@@ -57,14 +59,16 @@ print("all the same")
 """
 
 
-def test_in_a_fresh_process_without_data_every_algorithm_predicts_bit_for_bit_the_same(tmp_path):
-    from safetensors.torch import save_file
-
+def test_in_a_fresh_process_without_data_every_algorithm_predicts_bit_for_bit_the_same(tmp_path, tmp_path_factory):
+    weights = tmp_path_factory.mktemp("common") / "common.safetensors"
+    save_file(mlp((FEATURES,), CLASSES, (64,)).state_dict(), weights)
     for name in CATALOG:
         home = tmp_path / name
-        result = run(home / "run", name)
+        table = {**config(name), "common_expert": {"weights": str(weights)}}
+        result = fedmoe.run(table, federation=tiny_federation(), directory=home / "run")
         predicted = {str(client): result.personal_model(client)(ASKED) for client in range(7)}
         save_file({"x": ASKED, **predicted}, home / "wanted.safetensors")
+    weights.unlink()  # a run's folder has a copy
     command = [sys.executable, "-c", IN_A_FRESH_PROCESS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "all the same\n", done.stderr

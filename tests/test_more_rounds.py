@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from builders import make_expert, make_gate, tiny_config, tiny_federation, tiny_setup
+from builders import make_common_expert, make_expert, make_gate, tiny_config, tiny_federation, tiny_setup
 from contract.probes import PROBES
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import EvaluationConfig
@@ -35,9 +35,8 @@ def config(name, rounds, *, rates=None, every=None, **schedule):
 
 def events(name, rounds, directory, *, should_stop=lambda: False, **options):
     made = config(name, rounds, **options)
-    return run_events(
-        made, directory, federation=tiny_federation(), expert=make_expert, gate=make_gate, should_stop=should_stop
-    )
+    own = {"federation": tiny_federation(), "expert": make_expert, "gate": make_gate}
+    return run_events(made, directory, **own, common_expert=make_common_expert(), should_stop=should_stop)
 
 
 def run(*arguments, **options):

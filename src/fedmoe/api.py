@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedmoe import assembly
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
@@ -30,6 +32,7 @@ def run(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
     directory: str | Path | None = None,
     progress: bool = False,
     callback: Callable[[Event], object] | None = None,
@@ -43,6 +46,7 @@ def run(
         gate: likewise, with a single output; default: the config's model with one output.
         algorithm: a factory of the user's own, factory(setup) or factory(config: MyConfig, setup); its settings, the
             fields of MyConfig, are what the config has in [algorithm]. See docs/own_algorithm.md.
+        common_expert: a trained module that every client has and nobody trains further, instead of a file of weights.
         directory: where the run lives; default: a new temporary folder.
         progress: show a bar, in a terminal or a notebook.
         callback: called with every event: `Started`, a `RoundRecord` for each round, `Advanced` while clients
@@ -50,7 +54,8 @@ def run(
     """
     parsed = _parsed(config, federation, expert, gate, algorithm)
     home = _home(directory)
-    events = run_events(parsed, home, federation=federation, expert=expert, gate=gate)
+    own = {"federation": federation, "expert": expert, "gate": gate, "common_expert": common_expert}
+    events = run_events(parsed, home, **own)  # type: ignore[arg-type]
     with _watching(progress) as show:
         for event in events:
             show(parsed.algorithm.name, event)
@@ -103,10 +108,11 @@ def build(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
 ) -> Parts:
     """Everything that a run needs, built once; the arguments are those of `run`."""
     parsed = _parsed(config, federation, expert, gate, algorithm)
-    return assembly.build(parsed, federation=federation, expert=expert, gate=gate)
+    return assembly.build(parsed, federation=federation, expert=expert, gate=gate, common_expert=common_expert)
 
 
 def _home(directory: str | Path | None) -> Path:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fedmoe.algorithms.algorithm import Algorithm
@@ -12,7 +13,9 @@ from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
 from fedmoe.clients.facts import FederationFacts, federation_without_data, unlabelled_new_clients
 from fedmoe.clients.federation import Federation
+from fedmoe.clients.per_example_cache import with_cached
 from fedmoe.clients.pooled_evaluation import with_pooled_client
+from fedmoe.clients.sampling import Drawing
 from fedmoe.config import ExperimentConfig, parse_config, with_algorithm
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.errors import ConfigError
@@ -20,8 +23,11 @@ from fedmoe.evaluation.metrics import Metric, load_metrics
 from fedmoe.evaluation.personal_model import ModelFacts, PersonalModel, Predictor
 from fedmoe.federations import BuiltFederation, build_federation
 from fedmoe.models.catalog import build_model
+from fedmoe.models.common_expert import CommonExpert, temperature_in
+from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
+from fedmoe.models.start_weights import read_weights, starting_from
 from fedmoe.models.task import REGRESSION_LOSSES, Classification, Regression, Task
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
 from fedmoe.training.class_weights import balanced_weights, explicit_weights
@@ -36,6 +42,7 @@ class Given(NamedTuple):
     expert: ModuleOrFactory | None = None
     gate: ModuleOrFactory | None = None
     algorithm: AlgorithmFactory | None = None
+    common_expert: nn.Module | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +93,18 @@ class Parts:
     def predictor(self) -> Predictor:
         """The algorithm over networks of its own that PyTorch computes, whichever backend the run trains with."""
         expert, gate = self.expert.plain_copy(), self.gate.plain_copy()
-        setup = self.setup._replace(expert=expert, gate=gate)
-        return Predictor(make_algorithm(self.config, setup), (expert, gate))
+        common = self.setup.common and self.setup.common.plain_copy()
+        by_pytorch = self.setup.federated._replace(backend="sequential")
+        setup = self.setup._replace(expert=expert, gate=gate, common=common, federated=by_pytorch)
+        networks = (expert, gate, *([common.network] if common else []))
+        return Predictor(make_algorithm(self.config, setup), networks)
+
+    @property
+    def weights_digests(self) -> dict[str, str]:
+        """Of the weights that a run is given: it goes on with the same ones only."""
+        common = self.setup.common
+        start = {"start_weights": tensors_digest(self.expert.init(0))} if self.config.model.start_from else {}
+        return start | ({"common_expert": tensors_digest(common.constants)} if common else {})
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -107,6 +124,7 @@ def build(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
 ) -> Parts:
     """The parts of a run: run, compare, explain, audit, benchmarks and engines start from here.
 
@@ -114,19 +132,26 @@ def build(
         federation: the user's own clients; the config's data and split are then not read.
         expert, gate: the user's own modules or factories of modules.
         algorithm: a factory of the user's own; see `config.with_algorithm`.
+        common_expert: a trained module of the user's own, instead of the section [common_expert].
     """
-    given = Given(federation, expert, gate, algorithm)
+    given = Given(federation, expert, gate, algorithm, common_expert)
     if algorithm is not None:
         config = with_algorithm(config, algorithm)
     source = BuiltFederation(federation) if federation is not None else build_federation(config)
     whole = source.federation
     if config.evaluation.pooled:
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
-    networks = build_networks(config.model, whole, expert, gate)
+    networks = build_networks(config.model, whole, starting(config.model, expert, whole), gate)
     backend = resolve_backend(config, networks)
     weights = class_weights(config, whole)
-    setup = build_setup(config, whole, unlabelled_new_clients(whole), networks, backend, weights)
+    common = build_common_expert(config, whole, whole.load(0).train.x[:2], expert, common_expert)
+    Drawing(whole.participants, config.schedule.pool, config.schedule.anchors).check(
+        clients_per_round(config), whole.num_clients
+    )
+    _require_same_groups(config)
+    setup = build_setup(config, whole, unlabelled_new_clients(whole), networks, backend, weights, common)
     made = build_algorithm(config, setup)
+    whole = with_cached(whole, made.once_of_examples)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
     if config.schedule.release and made.release is None:
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
@@ -142,16 +167,24 @@ def build(
 def rebuild(table: Mapping[str, Any], given: Given) -> Parts:
     """The same parts in another process: from a config as JSON and the objects that were given with it."""
     config = parse_config(table, given.algorithm)
-    return build(config, federation=given.federation, expert=given.expert, gate=given.gate)
+    own = {"federation": given.federation, "expert": given.expert, "gate": given.gate}
+    return build(config, **own, common_expert=given.common_expert)  # type: ignore[arg-type]
 
 
 def build_without_data(
-    config: ExperimentConfig, facts: FederationFacts, expert: ModuleOrFactory | None, gate: ModuleOrFactory | None
+    config: ExperimentConfig,
+    facts: FederationFacts,
+    expert: ModuleOrFactory | None,
+    gate: ModuleOrFactory | None,
+    common_expert: nn.Module | None = None,
 ) -> Parts:
     """The parts of a run that is over: what its models need, and nothing to train with. PyTorch computes them."""
     federation = federation_without_data(facts)
     networks = make_networks(config.model, federation, expert, gate)
-    setup = build_setup(config, federation, facts.unlabelled_new_clients, networks, "sequential")
+    some_x = torch.zeros(2, *federation.input_shape, dtype=federation.input_dtype)
+    common = build_common_expert(config, federation, some_x, expert, common_expert)
+    unlabelled = facts.unlabelled_new_clients
+    setup = build_setup(config, federation, unlabelled, networks, "sequential", common=common)
     title = config.algorithm.label or config.algorithm.entry.title
     return Parts(
         config, federation, *networks, build_algorithm(config, setup), title, 1, BuiltFederation(federation), setup
@@ -180,6 +213,57 @@ def make_networks(
     )
 
 
+def starting(config: ModelConfig, expert: ModuleOrFactory | None, federation: Federation) -> ModuleOrFactory | None:
+    """The expert, whose every copy starts from `model.start_from`, where the config names such a file."""
+    if config.start_from is None:
+        return expert
+    weights, _ = read_weights(config.start_from, "model.start_from")
+    source = expert or (lambda: _model(config, federation, federation.num_classes))
+    return starting_from(source, weights, f"model.start_from={str(config.start_from)!r}", config.start_noise)
+
+
+def build_common_expert(
+    config: ExperimentConfig,
+    federation: Federation,
+    some_x: Tensor,
+    expert: ModuleOrFactory | None,
+    given: nn.Module | None,
+) -> CommonExpert | None:
+    """Of the section [common_expert]; its network is that of [model], or the user's own, unless it says otherwise."""
+    chosen, classes = config.common_expert, federation.num_classes
+    if given is not None:
+        return CommonExpert(given, given.state_dict(), some_x, classes)
+    if chosen is None:
+        return None
+    weights, notes = read_weights(chosen.weights, "common_expert.weights")
+    source = expert if chosen.model is None else None
+    return CommonExpert(
+        source or (lambda: _model(chosen.model or config.model, federation, classes)),
+        weights,
+        some_x,
+        classes,
+        what=f"common_expert.weights={str(chosen.weights)!r}",
+        embedding=chosen.embedding,
+        temperature=temperature_in(notes),
+    )
+
+
+def clients_per_round(config: ExperimentConfig) -> int | None:
+    """Anchors and others together; None: everyone who opted in."""
+    wanted = config.schedule.clients_per_round
+    return None if wanted == "all" else wanted
+
+
+def _require_same_groups(config: ExperimentConfig) -> None:
+    """Both number a client's group by c mod groups: with different numbers neither would mean what it says."""
+    pool, of_labels = config.schedule.pool, getattr(config.split, "label_groups", 1)
+    if pool is not None and of_labels not in (1, pool.groups):
+        raise ConfigError(
+            f"split.label_groups={of_labels}, but schedule.pool.groups={pool.groups}: a pool would mix clients of "
+            "several groups of labels. Give both the same number."
+        )
+
+
 def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Module:
     return build_model(config, federation.input_shape, outputs, federation.vocabulary_size)
 
@@ -191,16 +275,18 @@ def build_setup(
     networks: tuple[Network, Network],
     backend: Backend,
     weights: tuple[float, ...] | None = None,
+    common: CommonExpert | None = None,
 ) -> AlgorithmSetup:
     """`weights` are those of classes."""
     _require_images(config, federation)
-    wanted, task = config.schedule.clients_per_round, task_of(config, federation)
+    number, anchors = clients_per_round(config), config.schedule.anchors
+    task = task_of(config, federation)
     return AlgorithmSetup(
         *networks,
         federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, weights, task),
         local=LocalTrainer(config.training.local, backend, class_weights=weights, task=task),
         personal=LocalTrainer(config.training.personal, backend, class_weights=weights, task=task),
-        clients_per_round=None if wanted == "all" else wanted,
+        clients_per_round=None if number is None else number - (anchors.per_round if anchors else 0),
         num_clients=federation.num_clients,
         num_participants=len(federation.participants),
         num_classes=federation.num_classes,
@@ -209,6 +295,8 @@ def build_setup(
         unlabelled_new_clients=unlabelled_new_clients,
         release=config.schedule.release,
         side_values=federation.side_values,
+        anchors=tuple(anchors.clients) if anchors else (),
+        common=common,
         task=task,
     )
 
@@ -217,6 +305,8 @@ def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorith
     if setup.federated.backend == "native":
         for network in (setup.expert, setup.gate):
             network.go_native()
+        if setup.common is not None and setup.common.network.obstacle is None:
+            setup.common.network.go_native()
     algorithm = make_algorithm(config, setup)
     if isinstance(setup.task, Regression) and algorithm.no_regression:
         raise ConfigError(

@@ -57,7 +57,7 @@ def open_run(run: Path, expert: str | None, gate: str | None, algorithm: str | N
 
     given = {"expert": expert, "gate": gate, "algorithm": algorithm}
     parts = {name: import_strings.load(f"--{name}", text) for name, text in given.items() if text is not None}
-    return load(run, **parts)
+    return load(run, **parts)  # type: ignore[arg-type]
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -23,6 +23,7 @@ from fedmoe.algorithm_choice import AlgorithmChoice
 from fedmoe.algorithms.catalog import CATALOG, find
 from fedmoe.algorithms.outside import entry_of
 from fedmoe.algorithms.setup import AlgorithmFactory
+from fedmoe.clients.sampling import AnchorSchedule, PoolSchedule
 from fedmoe.config_errors import explain, require_finite
 from fedmoe.data_choice import DataChoice, DataConfig
 from fedmoe.errors import ConfigError
@@ -30,7 +31,7 @@ from fedmoe.evaluation.metric_catalog import require_known
 from fedmoe.evaluation.stopping import require_targets
 from fedmoe.flower_settings import FlowerSettings
 from fedmoe.import_strings import is_import_string, name_of
-from fedmoe.models.settings import MlpModel, ModelConfig
+from fedmoe.models.settings import CommonExpertConfig, MlpModel, ModelConfig
 from fedmoe.models.task import RegressionLoss
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.paths import FilePath, expanded
@@ -38,7 +39,10 @@ from fedmoe.setting_types import Float, Fraction, Int, NonNegativeInt, PositiveF
 from fedmoe.training.class_weights import ClassWeights
 from fedmoe.training.settings import LocalTraining
 
-PATHS = (("data", "folder"), ("data", "file"), ("opt_out", "masks"))  # in a file they are relative to that file
+# In a file they are relative to that file.
+PATHS = (
+    ("data", "folder"), ("data", "file"), ("opt_out", "masks"), ("model", "start_from"), ("common_expert", "weights"),
+)  # fmt: skip
 RECORDED = "recorded"  # the table that a run adds to its own config.toml: facts, no settings
 
 
@@ -102,6 +106,8 @@ class ScheduleConfig(Section):
     max_update_norm: PositiveFloat | None = None  # an update that moved further is rejected
     # For every algorithm that has such a setting and does not set it itself; none: each algorithm's own default.
     server_optimizer: ServerOptimizer | None = None
+    pool: PoolSchedule | None = None  # who may be drawn when; default: everyone who opted in, always
+    anchors: AnchorSchedule | None = None  # clients that are drawn apart, for every algorithm
 
     def may_end_after(self, round_number: int) -> bool:
         """Whether validation scores are looked at, and may end the rounds."""
@@ -149,6 +155,7 @@ class ExperimentConfig(Section):
     split: SplitConfig = MajoritySplit()
     opt_out: OptOutConfig = OptOutConfig()
     model: ModelConfig = MlpModel()
+    common_expert: CommonExpertConfig | None = None  # a frozen network that every client has (Dun et al. 2023)
     algorithm: AlgorithmChoice = AlgorithmChoice()
     training: TrainingConfig = TrainingConfig()
     schedule: ScheduleConfig = ScheduleConfig()

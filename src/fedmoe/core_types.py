@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 ClientId = int
@@ -40,11 +41,18 @@ class ClientData:
     """What client code may see: training and validation examples, of one client or of a cohort.
 
     Code whose result leaves the client is handed the opted-in records only; personalisation is handed all of them.
+    `inputs` are what a client has to choose by, without labels (y is all zeros): its training inputs, or those of a new
+    client that has no labels.
     A part may be given as a function, called when the part is first asked for: a round seldom looks at validation data.
     """
 
-    def __init__(self, train: Examples | Callable[[], Examples], validation: Examples | Callable[[], Examples]) -> None:
-        self._train, self._validation = train, validation
+    def __init__(
+        self,
+        train: Examples | Callable[[], Examples],
+        validation: Examples | Callable[[], Examples],
+        inputs: Callable[[], Examples] | None = None,
+    ) -> None:
+        self._train, self._validation, self._inputs = train, validation, inputs
 
     @cached_property
     def train(self) -> Examples:
@@ -53,6 +61,10 @@ class ClientData:
     @cached_property
     def validation(self) -> Examples:
         return self._validation() if callable(self._validation) else self._validation
+
+    @cached_property
+    def inputs(self) -> Examples:
+        return self._inputs() if self._inputs else without_labels(self.train)
 
     def __repr__(self) -> str:
         """Of parts that are there already: nothing is made to be shown."""
@@ -64,4 +76,10 @@ class ClientData:
         return f"<ClientData: {', '.join(parts)}>"
 
     def map(self, change: Callable[[Examples], Examples]) -> "ClientData":
-        return ClientData(change(self.train), change(self.validation))
+        return ClientData(change(self.train), change(self.validation), lambda: change(self.inputs))
+
+
+def without_labels(rows: Examples) -> Examples:
+    """The same with zeros for labels, which are not looked at."""
+    leading = rows.counts.dim() + 1
+    return rows._replace(y=torch.zeros(rows.x.shape[:leading], dtype=torch.int64))

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from fedmoe import assembly
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
@@ -17,10 +19,11 @@ from fedmoe.engines.session import Session
 from fedmoe.engines.steps import STEPS, RoundRecord
 from fedmoe.errors import RunError, Stopped
 from fedmoe.evaluation.curve import curve_point
-from fedmoe.evaluation.expert_warnings import WINDOW, expert_warnings
+from fedmoe.evaluation.expert_warnings import WINDOW, choice_warnings, expert_warnings
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.stopping import reason_to_stop, validation_point
 from fedmoe.models.network import ModuleOrFactory
+from fedmoe.models.start_weights import write_weights
 from fedmoe.report.runs import read_run
 from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of
@@ -83,6 +86,7 @@ def run_events(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
     rounds_of: Path | None = None,
     command: str = "",
     should_stop: Callable[[], bool] = never,
@@ -97,12 +101,21 @@ def run_events(
     run = RunDirectory(directory)
     with run.opened():
         config = _with_recorded_backend(config, run)
-        parts = assembly.build(config, federation=federation, expert=expert, gate=gate, algorithm=algorithm)
+        parts = assembly.build(
+            config,
+            federation=federation,
+            expert=expert,
+            gate=gate,
+            algorithm=algorithm,
+            common_expert=common_expert,
+        )
         parts.algorithm.init_server(config.seed)  # a config that is refused leaves nothing behind
         extended = extend_run(run, parts)
         run_id = record_run(run, parts)
         if parts.source.split is not None:
             parts.source.split.save(run.split)
+        if parts.setup.common is not None:
+            write_weights(run.common_expert, parts.setup.common.constants, parts.setup.common.notes)
         adopted, odd = _adopt(rounds_of, run, parts, run_id) if rounds_of else (None, [])
         started = Started(0, 0, [*parts.notes, *parts.fallback_notes(), *odd], rounds_of=adopted)
         yield from _Run(parts, run, run_id, command, should_stop, connect).events(started, extended=extended)
@@ -233,6 +246,9 @@ class _Run:
         if record.experts:
             loads = [experts["load"] for event in self.history[-WINDOW:] if (experts := event["experts"])]
             warnings += expert_warnings([*loads, record.experts["load"]])
+        if "first_choice" in record.experts:
+            watched = [event["experts"] for event in self.history[-WINDOW:]] + [record.experts]
+            warnings += choice_warnings([experts["first_choice"] for experts in watched if "first_choice" in experts])
         return warnings
 
     def _stop_if_hopeless(self) -> None:

@@ -27,7 +27,7 @@ from fedmoe.data_choice import DataConfig, TableData
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.partition.draw import domain_transform, draw_split
-from fedmoe.partition.settings import MajoritySplit
+from fedmoe.partition.settings import MajoritySplit, PublicRows
 from fedmoe.partition.split import Split
 
 
@@ -48,7 +48,9 @@ def build_federation(config: ExperimentConfig) -> BuiltFederation:
     if config.data.name == "npz":
         return BuiltFederation(_federation_of_folder(config, config.data))
     if config.data.name == "generated":
-        sizes = config.split.model_dump(exclude={"kind", "share", "pairs"})
+        sizes = config.split.model_dump(exclude={"kind", "share", "pairs", *PublicRows.model_fields})
+        if isinstance(config.split, PublicRows) and config.split.public_size:
+            raise ConfigError("data.name='generated' has no rows but those of clients: leave split.public_size away.")
         if config.split.kind != "majority" or config.opt_out != OptOutConfig():
             raise ConfigError(
                 "data.name='generated' makes clients with two favourite classes and no opt-out: "

@@ -8,10 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts, build_without_data
 from fedmoe.clients.facts import FederationFacts, read_facts
-from fedmoe.config import read_config
+from fedmoe.config import ExperimentConfig, read_config
 from fedmoe.engines.delivery import read_delivery
 from fedmoe.engines.embedded import InProcess
 from fedmoe.engines.session import Session
@@ -33,16 +35,18 @@ def load(
     expert: ModuleOrFactory | None = None,
     gate: ModuleOrFactory | None = None,
     algorithm: AlgorithmFactory | None = None,
+    common_expert: nn.Module | None = None,
 ) -> Result:
-    """A finished run. `expert`, `gate` and `algorithm` are passed again where they were passed to `run`.
+    """A finished run. What was passed to `run`, a module or an algorithm, is passed again.
 
     Its personal models predict bit for bit what those of the run predicted.
     """
     run = RunDirectory(expanded(directory))
     recorded = _finished_run(run)
-    config = read_config(run.config, algorithm=algorithm)
-    parts = build_without_data(config, _facts(run), expert, gate)
+    config = _with_own_common_expert(read_config(run.config, algorithm=algorithm), run, recorded, common_expert)
+    parts = build_without_data(config, _facts(run), expert, gate, common_expert)
     _require_recorded_modules(run, recorded, parts)
+    _require_recorded_common_expert(run, recorded, parts)
     worker = Worker(parts, run.private_store, recorded["run_id"])
     session = Session(parts, InProcess(worker))
     _go_to_the_end(run, recorded["run_id"], session)
@@ -67,6 +71,21 @@ def _finished_run(run: RunDirectory) -> dict[str, Any]:
             "to. Put them back, or run the same command again with the clients' data."
         )
     return recorded
+
+
+def _with_own_common_expert(
+    config: ExperimentConfig, run: RunDirectory, recorded: dict[str, Any], given: nn.Module | None
+) -> ExperimentConfig:
+    """The copy in the folder serves: the file that the config named may be gone."""
+    if config.common_expert is not None and run.common_expert.exists():
+        chosen = config.common_expert.model_copy(update={"weights": run.common_expert})
+        return config.model_copy(update={"common_expert": chosen})
+    if "common_expert" in recorded and given is None:
+        raise RunError(
+            f"the run in {run.path} was given a common expert as a module. Pass it again: "
+            "fedmoe.load(RUN, common_expert=...)."
+        )
+    return config
 
 
 def _facts(run: RunDirectory) -> FederationFacts:
@@ -94,6 +113,14 @@ def _require_recorded_modules(run: RunDirectory, recorded: dict[str, Any], parts
                 f"the frozen weights or buffers of this {name} are not those that the run in {run.path} was trained "
                 f"with. {again}, with the same pretrained weights."
             )
+
+
+def _require_recorded_common_expert(run: RunDirectory, recorded: dict[str, Any], parts: Parts) -> None:
+    if recorded.get("common_expert") != parts.weights_digests.get("common_expert"):
+        raise RunError(
+            f"this common expert is not the one that the run in {run.path} was made with: its weights differ. Pass the "
+            "same one, or put common_expert.safetensors back."
+        )
 
 
 def _go_to_the_end(run: RunDirectory, run_id: str, session: Session) -> None:

@@ -66,6 +66,7 @@ def record_run(run: RunDirectory, parts: Parts) -> str:
         "split_digest": parts.data_digest,
         "modules": {network.name: network.fingerprint for network in (parts.expert, parts.gate)},
         "frozen_weights": {network.name: network.frozen_digest for network in (parts.expert, parts.gate)},
+        **parts.weights_digests,
         "versions": versions(),
     }
     asked = {**parts.config.model_dump(mode="json"), "recorded": recorded}

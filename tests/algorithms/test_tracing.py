@@ -9,10 +9,10 @@ from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.algorithms.fedmix.algorithm import fedmix
 from fedmoe.algorithms.fedmix.states import FedMixConfig
 from fedmoe.algorithms.tracing import native_fallbacks
+from fedmoe.clients.per_example_cache import with_cached
 
 STEP_BY_STEP = {
     "fedmix": ["and one of them is frozen"],  # fitting a new client's gate
-    "fedem": ["group 'components' has a loss of its own"],  # cross-entropies weighted example by example
     "fedrod": ["group 'head' has a loss of its own"],  # a linear layer on features that were computed once
 }
 
@@ -20,7 +20,8 @@ STEP_BY_STEP = {
 @pytest.mark.parametrize("name", CATALOG)
 def test_rounds_are_whole_native_epochs_and_the_rest_says_why_not(name):
     entry = CATALOG[name]
-    reasons = native_fallbacks(entry.factory(entry.config(), tiny_setup("native")), tiny_federation())
+    algorithm = entry.factory(entry.config(), tiny_setup("native"))
+    reasons = native_fallbacks(algorithm, with_cached(tiny_federation(), algorithm.once_of_examples))
     expected = STEP_BY_STEP.get(name, [])
     assert len(reasons) == len(expected), reasons
     assert all(part in reason for part, reason in zip(expected, reasons, strict=True)), reasons

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from builders import Around, make_gate, tiny_config, tiny_federation, tiny_setup
+from builders import Around, make_common_expert, make_gate, tiny_config, tiny_federation, tiny_setup
 from contract.probes import PROBES
 from fedmoe import experiment, wire
 from fedmoe.algorithms.catalog import CATALOG
@@ -68,6 +68,7 @@ def finish(name: str, directory: Path, should_stop: Any = never, checkpoint_ever
     engine = config.engine.model_copy(update={"cohort_size": 1})
     config = config.model_copy(update={"evaluation": EvaluationConfig(every=2), "engine": engine})
     own = {"federation": tiny_federation(), "expert": half_frozen, "gate": make_gate}
+    own["common_expert"] = make_common_expert()
     *_, result = run_events(config, directory, **own, should_stop=should_stop)  # type: ignore[arg-type]
     assert isinstance(result, Result)
     return result

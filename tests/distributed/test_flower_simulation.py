@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from builders import RUN_ID, make_expert, make_gate, tiny_config, tiny_federation
+from builders import RUN_ID, make_common_expert, make_expert, make_gate, tiny_config, tiny_federation
 from fedmoe import assembly, trees
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.assembly import Parts
@@ -29,7 +29,8 @@ pytestmark = [
 def parts_of(name: str, engine: str) -> Parts:
     config = tiny_config(name, rounds=3, workers=2)
     config = config.model_copy(update={"engine": config.engine.model_copy(update={"name": engine})})
-    return assembly.build(config, federation=tiny_federation(), expert=make_expert, gate=make_gate)
+    own = {"expert": make_expert, "gate": make_gate, "common_expert": make_common_expert()}
+    return assembly.build(config, federation=tiny_federation(), **own)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builders import RUN_ID, make_expert, make_gate, tiny_config, tiny_federation
+from builders import RUN_ID, make_common_expert, make_expert, make_gate, tiny_config, tiny_federation
 from fedmoe import assembly
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.assembly import Parts
@@ -44,7 +44,8 @@ def parts_of(name: str, engine: str, **engine_settings: Any) -> Parts:
     config = tiny_config(name, rounds=3, workers=WORKERS)
     changed = config.engine.model_copy(update={"name": engine, **engine_settings})
     config = config.model_copy(update={"engine": changed})
-    return assembly.build(config, federation=tiny_federation(), expert=make_expert, gate=make_gate)
+    own = {"expert": make_expert, "gate": make_gate, "common_expert": make_common_expert()}
+    return assembly.build(config, federation=tiny_federation(), **own)  # type: ignore[arg-type]
 
 
 def outcome_of(parts: Parts, store: Path) -> Outcome:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from builders import make_expert, make_gate, tiny_config, tiny_federation, tiny_plan, tiny_setup
+from builders import make_common_expert, make_expert, make_gate, tiny_config, tiny_federation, tiny_plan, tiny_setup
 from fedmoe import assembly, trees
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.algorithms.scaffold import ScaffoldConfig, scaffold
@@ -118,7 +118,8 @@ def config(name, rounds=1, **federated):
 
 def after_the_rounds(config, store):
     """The server's and the clients' states, to the last bit."""
-    parts = assembly.build(config, federation=tiny_federation(), expert=make_expert, gate=make_gate)
+    own = {"expert": make_expert, "gate": make_gate, "common_expert": make_common_expert()}
+    parts = assembly.build(config, federation=tiny_federation(), **own)
     store.parent.mkdir()
     with open_transport(parts, store, RUN_ID) as transport:
         session = Session(parts, transport)
@@ -127,7 +128,9 @@ def after_the_rounds(config, store):
     return trees.to_bytes(session.server), read_private(store)
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOG if name not in ("local_only", "centralized")])
+@pytest.mark.parametrize(
+    "name", [name for name in CATALOG if name not in ("local_only", "centralized", "common_expert")]
+)
 def test_a_schedule_over_rounds_reaches_every_algorithm(name, tmp_path):
     """Half of the rate in the first of two rounds to warm up is half of the rate."""
     warming = config(name, learning_rate=0.2, rate_over_rounds=RateSchedule(warm_up=2))

@@ -29,13 +29,16 @@ class Observation(NamedTuple):
     divergence_K: Tensor  # of the clients' updates; NaN for an expert that nobody sent
     assignment_RK: Tensor | None = None  # q(z|r), a distribution over experts in every row
     rows: str = "label"  # what a row of the assignment stands for: "label", a kind of side information, or "client"
+    first_choice_K: Tensor | None = None  # of clients that choose experts, the share that likes each of them best
 
     def as_event(self) -> dict[str, Any]:
         """As it is written with the round; JSON has no NaN."""
         known = None if self.assignment_RK is None else {"of": self.rows, "shares": _rounded(self.assignment_RK)}
         divergence = [None if math.isnan(value) else value for value in _rounded(self.divergence_K)]
         entropy = round(self.usage_entropy, DIGITS)
-        return {"load": _rounded(self.load_K), "usage_entropy": entropy, "divergence": divergence, "assignment": known}
+        chosen = {} if self.first_choice_K is None else {"first_choice": _rounded(self.first_choice_K)}
+        shares = {"load": _rounded(self.load_K), "usage_entropy": entropy}
+        return {**shares, "divergence": divergence, "assignment": known, **chosen}
 
 
 def observe_experts(

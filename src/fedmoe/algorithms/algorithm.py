@@ -8,14 +8,14 @@ that it returns can depend on an opted-out record. Work on all records (`private
 state, and no function that sends anything is ever handed that.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from fedmoe.aggregation.expert_observation import Observation
-from fedmoe.core_types import ClientData, ClientId
+from fedmoe.core_types import ClientData, ClientId, Examples
 from fedmoe.errors import ConfigError
 from fedmoe.partition.split import Indices
 from fedmoe.streams import Streams
@@ -183,6 +183,14 @@ class Predict(Protocol):
     def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, /) -> Tensor: ...
 
 
+class Measure(Protocol):
+    """Metrics of the algorithm's own on scored examples of one client, by name; NaN where one is not defined."""
+
+    def __call__(
+        self, broadcast: Any, client_state: Any, personal: Any, examples: Examples, /
+    ) -> Mapping[str, float | Tensor]: ...
+
+
 class ExpertWeights(Protocol):
     """How much each expert has to say of each row, once a client has its model: name -> (B,); a row sums to 1."""
 
@@ -222,7 +230,7 @@ class Answer(NamedTuple):
     predict: Predict
     batch_size: int | None = None  # of questions that are answered together, where an answer depends on the others
     models: frozenset[str] = frozenset(("before", "after"))  # scored before personalisation, after it
-    data: frozenset[str] = frozenset(("own", "global", "pooled"))  # what it is scored on
+    data: frozenset[str] = frozenset(("own", "tuning", "global", "pooled"))  # what it is scored on
     is_candidate: bool = False  # one of those among which the client chose the way in which it answers
 
 
@@ -254,6 +262,14 @@ class Algorithm(NamedTuple):
     after_rounds: tuple[Exchange, ...] = ()
     # Private parts that clients release to the others; runs after all that, and only where the config allows it.
     release: Exchange | None = None
+    # What every client is sent once beside the networks' own frozen weights, and nobody trains: a common expert.
+    constants: Mapping[str, Tensor] = {}
+    # What a client computes once of each of its examples, by public constants alone, and keeps: it is in `extra` of all
+    # examples that client functions see, under this name.
+    once_of_examples: Mapping[str, Callable[[Tensor], Tensor]] = {}
+    # Numbers of its own that are scored beside accuracy and loss, all of these names.
+    measure: Measure | None = None
+    measured: tuple[str, ...] = ()
     expert_weights: ExpertWeights | None = None  # of a mixture: whom a prediction is due to
     # Why it cannot predict numbers, or None where it takes predictions, losses and mixtures from `setup.task`.
     no_regression: str | None = "it was written for classes"

@@ -7,13 +7,18 @@ import difflib
 
 from fedmoe import import_strings
 from fedmoe.algorithms.apfl import ApflConfig, apfl
+from fedmoe.algorithms.average_ensembles import average_ensembles
 from fedmoe.algorithms.biased_fedavg import biased_fedavg
 from fedmoe.algorithms.centralized import CentralizedConfig, centralized
+from fedmoe.algorithms.common_expert import CommonExpertConfig, common_expert
 from fedmoe.algorithms.ditto import DittoConfig, ditto
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedem import FedEmConfig, fedem
+from fedmoe.algorithms.fedjets.algorithm import fedjets
+from fedmoe.algorithms.fedjets.states import FedJetsConfig
 from fedmoe.algorithms.fedmix.algorithm import fedmix
 from fedmoe.algorithms.fedmix.states import FedMixConfig
+from fedmoe.algorithms.fedmix_common import FedMixCommonConfig, fedmix_common
 from fedmoe.algorithms.fedprox import FedProxConfig, fedprox
 from fedmoe.algorithms.fedrep import FedRepConfig, fedrep
 from fedmoe.algorithms.fedrod import FedRodConfig, fedrod
@@ -50,6 +55,10 @@ CATALOG = {
     "fedrod": Entry(FedRodConfig, fedrod, "Fed-RoD", None),
     "knn_per": Entry(KnnPerConfig, knn_per, "kNN-Per", "fedavg"),
     "centralized": Entry(CentralizedConfig, centralized, "Centralized", None),
+    "fedjets": Entry(FedJetsConfig, fedjets, "FedJETs", None),
+    "fedmix_common": Entry(FedMixCommonConfig, fedmix_common, "FedMix, common gate", None),
+    "average_ensembles": Entry(FedAvgConfig, average_ensembles, "Average ensembles", None),
+    "common_expert": Entry(CommonExpertConfig, common_expert, "Common expert", None),
 }
 
 

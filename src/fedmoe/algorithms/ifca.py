@@ -99,7 +99,8 @@ def distinct_starts(network: Network, seed: int, count: int) -> Tensors:
     if count > 1 and all(torch.equal(leaf, starts[1][name]) for name, leaf in starts[0].items()):
         raise ConfigError(
             f"all {count} models start with the same weights, so no client could prefer one of them. "
-            "Give a factory that makes fresh modules, such as a class or a lambda, instead of one module."
+            "Give a factory that makes fresh modules, such as a class or a lambda, instead of one module; with "
+            "model.start_from set model.start_noise, such as 0.01."
         )
     return trees.stack(starts)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.core_types import ClientId, Tensors
+from fedmoe.models.common_expert import CommonExpert
 from fedmoe.models.network import Network
 from fedmoe.models.task import CLASSIFICATION, Task
 from fedmoe.training.local import LocalTrainer
@@ -30,6 +31,8 @@ class AlgorithmSetup(NamedTuple):
     release: bool = False  # whether clients will be asked for the private parts that an algorithm declares for release
     # Side information that every training and validation example has in `extra`, and how many values: 0 … that - 1.
     side_values: Mapping[str, int] = {}
+    anchors: tuple[ClientId, ...] = ()  # of the schedule; they are drawn beside `clients_per_round` others
+    common: CommonExpert | None = None  # the section [common_expert]
     task: Task = CLASSIFICATION
 
     def predict(self, params: Tensors, x: Tensor) -> Tensor:

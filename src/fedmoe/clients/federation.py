@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedmoe import trees
 from fedmoe.clients.opt_out import OptOut
-from fedmoe.core_types import ClientData, ClientId, Examples, Tensors
+from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, without_labels
 from fedmoe.data.dataset import Dataset, Table
 from fedmoe.data.tables import TableSchema
 from fedmoe.errors import DataError
@@ -37,6 +37,9 @@ class ClientDataset(Protocol):
     def train_opted_in(self) -> Tensor: ...
     @property
     def validation_opted_in(self) -> Tensor: ...
+    @property
+    def unlabelled(self) -> Examples | None:
+        """Inputs (`without_labels`) of a new client that has no labels; None: its training inputs serve for them."""
 
 
 class Records(NamedTuple):
@@ -48,9 +51,20 @@ class Records(NamedTuple):
     train_opted_in: Tensor  # (N,) bool
     validation_opted_in: Tensor
 
+    @property
+    def unlabelled(self) -> Examples | None:
+        return None
+
     def __repr__(self) -> str:
         sizes = ", ".join(f"{part} {len(getattr(self, part).y)}" for part in ("train", "validation", "test"))
         return f"<Records: rows {sizes}; opted in {int(self.train_opted_in.sum() + self.validation_opted_in.sum())}>"
+
+
+class PublicData(NamedTuple):
+    """Examples that no client holds. A model trained on them may be given to everybody."""
+
+    train: Examples
+    validation: Examples  # decide when to stop, and calibrate
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,9 @@ class Federation:
     side_values: Mapping[str, int] = field(default_factory=dict)
     # The unseen client that is scored on a sample of everyone's validation examples, if there is one.
     pooled: ClientId | None = None
+    # The first so many of the unseen clients are for choosing settings and thresholds; the others test.
+    num_validation: int = 0
+    public: Callable[[], PublicData] | None = None
     is_elsewhere: bool = False  # the records are on the clients' own machines: `load` shows their form alone
     class_names: tuple[str, ...] = ()  # where classes have names
     table: TableSchema | None = None  # of rows of a table: what turned them into x, and reads new ones
@@ -107,6 +124,10 @@ class Federation:
         """Whether anything may leave this client: it takes part, or it is a new client that is asked what it needs."""
         return client >= self.num_clients or self.participates(client)
 
+    def validates(self, client: ClientId) -> bool:
+        """Whether settings and thresholds may be chosen by this client's scores."""
+        return self.num_clients <= client < self.num_clients + self.num_validation
+
     def number_of(self, client: ClientId | str) -> ClientId:
         """By its name, or where clients have none by its number, also as text."""
         total = self.num_clients + self.num_unseen
@@ -137,14 +158,26 @@ class Federation:
     def data(self, clients: Sequence[ClientId], *, opted_in_only: bool) -> ClientData:
         """The cohort's examples side by side. What leaves a client is computed from its opted-in records alone."""
         records = [self.load(client) for client in clients]
+        inputs = [partial(_inputs, r, opted_in_only) for r in records]
         if not opted_in_only:
             return ClientData(
-                lambda: side_by_side([r.train for r in records]), lambda: side_by_side([r.validation for r in records])
+                lambda: side_by_side([r.train for r in records]),
+                lambda: side_by_side([r.validation for r in records]),
+                lambda: side_by_side([of_client() for of_client in inputs]),
             )
         return ClientData(
             lambda: side_by_side([keep(r.train, r.train_opted_in) for r in records]),
             lambda: side_by_side([keep(r.validation, r.validation_opted_in) for r in records]),
+            lambda: side_by_side([of_client() for of_client in inputs]),
         )
+
+
+def _inputs(records: ClientDataset, opted_in_only: bool) -> Examples:
+    """No label is looked at on the way."""
+    if records.unlabelled is not None:
+        return records.unlabelled
+    rows = without_labels(records.train)
+    return keep(rows, records.train_opted_in) if opted_in_only else rows
 
 
 def examples(x: Tensor, y: Tensor, extra: Tensors | None = None) -> Examples:
@@ -215,6 +248,17 @@ def federation_from_split(
         def test(self) -> Examples:
             return held(self.client, "test", own_test, split.test.of(self.client))
 
+        @cached_property
+        def unlabelled(self) -> Examples | None:
+            """A new client without training rows has the inputs that it wants answers for, and no others."""
+            if self.client < split.num_clients or len(self.train_opted_in):
+                return None
+            return without_labels(self.test)
+
+    def public() -> PublicData:
+        train, validation = (examples(*rows(dataset.train, part)) for part in (split.public, split.public_validation))
+        return PublicData(train, validation)
+
     return Federation(
         num_clients=split.num_clients,
         num_unseen=split.num_unseen,
@@ -227,5 +271,7 @@ def federation_from_split(
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
         class_names=dataset.class_names,
         side_values=transform.side_values if transform else {},
+        num_validation=split.num_validation,
+        public=public if len(split.public) else None,
         target_shape=None if dataset.num_classes else tuple(dataset.train.y.shape[1:]),
     )

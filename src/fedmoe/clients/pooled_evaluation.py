@@ -35,6 +35,7 @@ def with_pooled_client(federation: Federation, most_examples: int, seed: int) ->
             empty = torch.zeros(0, dtype=torch.int64)
             self.train = self.validation = take(federation.load(0).train, empty)
             self.train_opted_in = self.validation_opted_in = torch.zeros(0, dtype=torch.bool)
+            self.unlabelled: Examples | None = None
 
         @cached_property
         def test(self) -> Examples:

@@ -32,7 +32,7 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
         caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
     rows = summarise(results)
-    new_clients = [part for part in ("unseen", "pooled") if any(row[part] for row in rows)]
+    new_clients = [part for part in ("unseen", "tuning", "pooled") if any(row[part] for row in rows)]
     table.add_column("method", no_wrap=True, overflow="fold")
     metrics = list({name: None for row in rows for name in row["metrics"]})
     for column in (

@@ -30,6 +30,7 @@ from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.score_message import VALIDATION
 from fedmoe.wire import message
 
+FROZEN = "frozen weights"  # what manifests call the exchange in which public constants are sent
 VersionOf = Callable[[ClientId], int]  # the state version that a message names for a client
 
 
@@ -54,15 +55,16 @@ class FrozenWeights(NamedTuple):
 
     expert: Tensors
     gate: Tensors
+    constants: Tensors  # of the algorithm: a common expert
 
 
 class Messenger:
     def __init__(self, parts: Parts, transport: Transport) -> None:
         self.algorithm, self.num_clients = parts.algorithm, parts.federation.num_clients
         self.cohort_size, self.transport = parts.cohort_size, transport
-        self.metrics = parts.metrics
+        self.metrics = (*parts.metrics, *self.algorithm.measured)
         self.limits = UpdateLimits(max_norm=parts.config.schedule.max_update_norm)
-        self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen)
+        self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen, dict(self.algorithm.constants))
         self.have_frozen: set[ClientId] = set()  # clients that were sent the frozen weights
 
     def exchange(
@@ -173,8 +175,8 @@ class Messenger:
     def count_frozen(self, manifest: Manifest, clients: Iterable[ClientId]) -> None:
         """Of clients that are reached for the first time."""
         new = set(clients) - self.have_frozen
-        if new and (self.frozen.expert or self.frozen.gate):
-            manifest.count_down("frozen weights", self.frozen, len(new))
+        if new and any(self.frozen):
+            manifest.count_down(FROZEN, self.frozen, len(new))
         self.have_frozen |= new
 
     def cohorts(self, broadcasts: dict[ClientId, Tree], exchange: Exchange, most: int | None = None) -> list[Cohort]:

@@ -13,6 +13,7 @@ from typing import Any
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Exchange
 from fedmoe.assembly import Parts
+from fedmoe.clients.sampling import Drawing
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.delivery import DeliveryRecord
 from fedmoe.engines.frames import shared
@@ -37,6 +38,7 @@ class Session:
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.seed = parts.config.seed
         self.schedule = parts.config.schedule
+        self._drawing = Drawing(parts.federation.participants, self.schedule.pool, self.schedule.anchors)
         self.plan_rounds(None)
         self.step = 0  # done so far
         self.server: Tree = self.algorithm.init_server(self.seed)
@@ -193,8 +195,9 @@ class Session:
         if phase != "round":
             return self._everyone
         rng = numpy_stream(self.seed, "sample", step)
-        sampled = self.algorithm.sample(self.server, step, self.federation.participants, rng)
-        return sorted(int(client) for client in sampled)
+        sampled = self.algorithm.sample(self.server, step, self._drawing.others(step), rng)
+        anchors = self._drawing.draw_anchors(step, numpy_stream(self.seed, "sample anchors", step))
+        return sorted({int(client) for client in (*sampled, *anchors)}) if len(sampled) else []
 
     def _exchanges(
         self, attempt: Attempt, phase: Phase, step: int, clients: Sequence[ClientId], *, evaluating: bool = False

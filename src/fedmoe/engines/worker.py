@@ -21,7 +21,7 @@ from fedmoe.engines.protocol import exchanges_of
 from fedmoe.engines.requests import Header, read_request
 from fedmoe.engines.state_versions import NONE
 from fedmoe.errors import FedmoeError, MessageError
-from fedmoe.evaluation.metrics import Score, score_examples
+from fedmoe.evaluation.metrics import Measured, Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.evaluation.score_message import VALIDATION, score_message
 from fedmoe.streams import Streams, torch_stream
@@ -158,8 +158,10 @@ class Worker:
         (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
         if not len(rows.y):
             return []
-        predict = self.algorithm.predict
-        found = score_examples(lambda x: predict(shared, state, None, x), rows, self.metrics, self.task)
+        found = self._with_own_metrics(
+            score_examples(lambda x: self.algorithm.predict(shared, state, None, x), rows, self.metrics, self.task),
+            shared, state, None, rows,
+        )  # fmt: skip
         return [Score(client, False, "before", VALIDATION, *found[:4], reliability=found.reliability)]
 
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
@@ -182,10 +184,12 @@ class Worker:
         return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
 
     def _scores(self, shared: Tree, state: Tree, client: ClientId, final: int | None) -> list[Score]:
-        models: dict[str, Tree | None] = {"before": None} if self.algorithm.round else {}
+        trains = self.algorithm.round or self.algorithm.personalize is None
+        models: dict[str, Tree | None] = {"before": None} if trains else {}
         if final is not None:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)
-        own = "pooled" if client == self.federation.pooled else "own"
+        pooled, validates = client == self.federation.pooled, self.federation.validates(client)
+        own = "pooled" if pooled else "tuning" if validates else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
         return [
             self._score(name, shared, state, personal, client, model, data, rows)
@@ -213,9 +217,19 @@ class Worker:
         found = score_examples(
             lambda x: answer.predict(shared, state, personal, x), rows, self.metrics, self.task, answer.batch_size
         )
+        found = self._with_own_metrics(found, shared, state, personal, rows)
         chosen = answer.is_candidate and self.algorithm.choice is not None and self.algorithm.choice(personal) == name
         unseen = client >= self.federation.num_clients
         return Score(client, unseen, model, data, *found[:4], name, chosen, found.reliability)
+
+    def _with_own_metrics(
+        self, found: Measured, shared: Tree, state: Tree, personal: Tree | None, rows: Examples
+    ) -> Measured:
+        """The algorithm's own metrics beside the others."""
+        if self.algorithm.measure is None:
+            return found
+        own = self.algorithm.measure(shared, state, personal, rows)
+        return found._replace(metrics={**found.metrics, **{name: float(own[name]) for name in self.algorithm.measured}})
 
     def _work_in_private(
         self,

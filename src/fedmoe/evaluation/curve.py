@@ -1,5 +1,6 @@
 """Where training stands after a round: scores before personalisation, and what they have cost in bytes so far."""
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -7,7 +8,13 @@ from typing import Any
 from fedmoe.evaluation.metrics import Score
 
 # Which clients on which data make which mean, as in the summary of a finished run.
-MEANS = {"own": ("own", False), "global": ("global", False), "unseen": ("own", True), "pooled": ("pooled", True)}
+MEANS = {
+    "own": ("own", False),
+    "global": ("global", False),
+    "unseen": ("own", True),
+    "tuning": ("tuning", True),
+    "pooled": ("pooled", True),
+}
 
 
 def curve_point(scores: Sequence[Score], traffic: Mapping[str, int]) -> dict[str, Any]:
@@ -20,4 +27,17 @@ def curve_point(scores: Sequence[Score], traffic: Mapping[str, int]) -> dict[str
             if score.data == data and score.unseen == unseen
         ]
         point[name] = fmean(found) if found else None
-    return point
+    metrics = mean_metrics(scores)
+    return {**point, "metrics": metrics} if metrics else point
+
+
+def mean_metrics(scores: Sequence[Score]) -> dict[str, dict[str, float]]:
+    """Of the user's and the algorithm's own, by kind of accuracy and name: over clients for whom they are defined."""
+    means: dict[str, dict[str, float]] = {}
+    for kind, (data, unseen) in MEANS.items():
+        some = [score.metrics for score in scores if score.data == data and score.unseen == unseen]
+        for name in dict.fromkeys(name for one in some for name in one):
+            defined = [one[name] for one in some if math.isfinite(one.get(name, math.nan))]
+            if defined:
+                means.setdefault(kind, {})[name] = fmean(defined)
+    return means

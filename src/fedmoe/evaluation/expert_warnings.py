@@ -22,6 +22,27 @@ def expert_warnings(loads: Sequence[Sequence[float]]) -> list[str]:
     return [words for what, words in now.items() if what not in before]
 
 
+def choice_warnings(choices: Sequence[Sequence[float]]) -> list[str]:
+    """`choices`: of the clients that chose experts in every round so far, the share that likes each expert best.
+
+    >>> choice_warnings([[0.0, 1.0]] * 5)
+    ['all clients of the last 5 rounds like expert 1 best: the router has collapsed']
+    >>> choice_warnings([[0.0, 1.0]] * 6)
+    []
+    """
+    now, before = (_only_choice(part) for part in (choices[-WINDOW:], choices[-WINDOW - 1 : -1]))
+    if now is None or now == before:
+        return []
+    return [f"all clients of the last {WINDOW} rounds like expert {now} best: the router has collapsed"]
+
+
+def _only_choice(choices: Sequence[Sequence[float]]) -> int | None:
+    """The expert that everybody likes best; None while there is too little to judge by, or only one expert."""
+    if len(choices) < WINDOW or len(choices[0]) < 2:
+        return None
+    return next((expert for expert, shares in enumerate(zip(*choices, strict=True)) if min(shares) == 1), None)
+
+
 def _faults(loads: Sequence[Sequence[float]]) -> dict[str, str]:
     """By what is wrong; none while there is too little to judge by, or only one expert."""
     if len(loads) < WINDOW or len(loads[0]) < 2:

@@ -75,3 +75,12 @@ def class_in(name: str) -> tuple[str, int] | None:
     """
     metric, _, number = name.rpartition("_")
     return (metric, int(number)) if metric in METRICS and METRICS[metric].per_class and number.isdigit() else None
+
+
+def is_detail(name: str) -> bool:
+    """Metrics of an algorithm's own whose name has a colon are stored, but no column of a table.
+
+    >>> is_detail("expert_accuracy:3"), is_detail("confidence")
+    (True, False)
+    """
+    return ":" in name

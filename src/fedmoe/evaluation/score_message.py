@@ -1,5 +1,6 @@
 """Scores are a message like any other: declared, checked, and counted in a section of their own."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -8,13 +9,14 @@ from torch import Tensor
 
 from fedmoe.core_types import ClientId, Tensors
 from fedmoe.errors import MessageError
+from fedmoe.evaluation.metric_catalog import is_detail
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.reliability import BINS, NO_BINS, Bins
 from fedmoe.wire import message
 
 MODELS = ("before", "after")
 VALIDATION = "validation"
-DATA = ("own", "global", "pooled", VALIDATION)
+DATA = ("own", "global", "pooled", VALIDATION, "tuning")
 MAX_LOSS = 1e9  # of what is a number at all
 
 
@@ -71,12 +73,17 @@ def scores_in(
     _check(sent, len(answers), is_regression="rmse" in metrics)
     if sent.model.numel() and sent.metrics.keys() != set(metrics):
         raise MessageError(f"it has metrics {sorted(sent.metrics)}, not {sorted(metrics)}")
-    others = [{name: sent.metrics[name][row].item() for name in metrics} for row in range(len(sent.model))]
+    others = [_defined({name: sent.metrics[name][row].item() for name in metrics}) for row in range(len(sent.model))]
     columns = zip(*(column.tolist() for column in sent[:-1]), others, strict=True)
     return [
         Score(client, unseen, MODELS[m], DATA[d], accuracy, loss, count, own, answers[a], bool(chosen), _bins(sums))
         for m, d, accuracy, loss, count, a, chosen, sums, own in columns
     ]
+
+
+def _defined(metrics: dict[str, float]) -> dict[str, float]:
+    """Details that are not defined are left out: of the experts that a client does not hold there is nothing to say."""
+    return {name: value for name, value in metrics.items() if not (is_detail(name) and math.isnan(value))}
 
 
 def _bins(sums: list[list[float]]) -> Bins:

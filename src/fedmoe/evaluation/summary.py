@@ -12,7 +12,7 @@ import numpy as np
 from fedmoe.evaluation.answers import RunRecord as RunRecord
 from fedmoe.evaluation.answers import by_answer
 from fedmoe.evaluation.figure_of_merit import FigureOfMerit, figure_of
-from fedmoe.evaluation.metric_catalog import class_in
+from fedmoe.evaluation.metric_catalog import class_in, is_detail
 
 Row = dict[str, Any]
 
@@ -31,6 +31,7 @@ def summarise(results: Sequence[RunRecord]) -> list[Row]:
             "own": _cell(runs, figure, data="own", unseen=False),
             "global": _cell(runs, figure, data="global", unseen=False),
             "unseen": _cell(runs, figure, data="own", unseen=True),
+            "tuning": _cell(runs, figure, data="tuning", unseen=True),
             "pooled": _cell(runs, figure, data="pooled", unseen=True),
             "metrics": {name: _metric(runs, name) for name in _metric_names(runs) if _is_beside(figure, name)},
             "by_class": _by_class(runs),
@@ -56,7 +57,8 @@ def _cell(runs: Sequence[RunRecord], figure: FigureOfMerit, *, data: str, unseen
 
 
 def _metric_names(runs: Sequence[RunRecord]) -> list[str]:
-    return list({name: None for run in runs for score in run["scores"] for name in score.get("metrics", {})})
+    found = {name: None for run in runs for score in run["scores"] for name in score.get("metrics", {})}
+    return [name for name in found if not is_detail(name)]
 
 
 def _is_beside(figure: FigureOfMerit, name: str) -> bool:

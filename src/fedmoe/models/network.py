@@ -49,10 +49,18 @@ class Network:
     """
 
     def __init__(
-        self, source: ModuleOrFactory, name: str = "model", input_shape: tuple[int, ...] | None = None
+        self,
+        source: ModuleOrFactory,
+        name: str = "model",
+        input_shape: tuple[int, ...] | None = None,
+        *,
+        nothing_to_train: bool = False,
     ) -> None:
-        """`input_shape` of one example is what native kernels are made for; without it the module itself runs."""
-        self.name, self.input_shape = name, input_shape
+        """`input_shape` of one example is what native kernels are made for; without it the module itself runs.
+
+        A module without a parameter to train is refused, unless it is meant to have none.
+        """
+        self.name, self.input_shape, self._nothing_to_train = name, input_shape, nothing_to_train
         self._source = source
         self._module = copy.deepcopy(source) if isinstance(source, nn.Module) else self._build(0)
         self._with_statistics = layers_with_statistics(self._module, name)
@@ -89,7 +97,7 @@ class Network:
 
     def plain_copy(self) -> "Network":
         """The same network over a module of its own, which PyTorch computes on every backend."""
-        return Network(self._source, self.name, self.input_shape)
+        return Network(self._source, self.name, self.input_shape, nothing_to_train=self._nothing_to_train)
 
     @property
     def constants(self) -> Tensors:
@@ -259,7 +267,7 @@ class Network:
         return build_module(self._source, self.name, seed)
 
     def _refuse_nothing_to_train(self) -> None:
-        if self.frozen and not self._start:
+        if self.frozen and not self._start and not self._nothing_to_train:
             raise ConfigError(
                 f"all parameters of the {self.name} are frozen (requires_grad=False), so there is nothing to train. "
                 "Let some of them require a gradient."

@@ -2,13 +2,32 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
 
+from fedmoe.errors import ConfigError
 from fedmoe.import_strings import EXAMPLE, kind_by
-from fedmoe.setting_types import PositiveInt
+from fedmoe.models.common_expert import Embedding
+from fedmoe.paths import FilePath
+from fedmoe.setting_types import NonNegativeFloat, PositiveInt
 
 
-class ModelSection(BaseModel):
+class StartSection(BaseModel):
+    """Where every algorithm's models start: from fresh weights, or from those of a file."""
+
+    start_from: FilePath | None = None  # a safetensors file with all weights of the expert; gates start afresh
+    start_noise: NonNegativeFloat = 0.0  # moves each copy at random: a share of the standard deviation of each tensor
+
+    @model_validator(mode="after")
+    def _noise_is_added_to_something(self) -> "StartSection":
+        if self.start_noise and self.start_from is None:
+            raise ConfigError(
+                f"model.start_noise={self.start_noise} moves the weights of a file, but model.start_from names none. "
+                "Name one, or leave start_noise away."
+            )
+        return self
+
+
+class ModelSection(StartSection):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -46,7 +65,7 @@ class BagOfWordsModel(ModelSection):
     counts: Literal["log1p", "raw"] = "log1p"
 
 
-class OutsideModel(BaseModel):
+class OutsideModel(StartSection):
     """A function of the user's own: name(input_shape, num_outputs, **the other keys) -> nn.Module.
 
     Of texts it is also given the `vocabulary_size`.
@@ -66,3 +85,12 @@ ModelConfig = Annotated[
     | Annotated[OutsideModel, Tag(EXAMPLE)],
     Discriminator(kind_by("name")),
 ]
+
+
+class CommonExpertConfig(BaseModel):
+    """A frozen network that every client has. `fedmoe pretrain` makes one of public data; any file of weights does."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    weights: FilePath
+    model: ModelConfig | None = None  # default: that of the section [model]
+    embedding: Embedding = "features"  # the input of its output layer; "output": what it returns, without such a layer

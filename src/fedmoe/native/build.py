@@ -25,6 +25,7 @@ SOURCES = (
     "chain.h",
     "losses.h",
     "fedmix_objective.h",
+    "routed_objective.h",
     "training.h",
     "kernels.cpp",
 )

@@ -89,4 +89,10 @@ void fedmoe_train_fedmix(const Net* nets, int64_t num_nets, const Client* client
   FedMixStep step{*(const FedMixSettings*)settings};
   for (int64_t c = 0; c < count; c++) losses[c] = train_one(nets, num_nets, clients[c], num_weights, *optimizer, step);
 }
+
+void fedmoe_train_routed(const Net* nets, int64_t num_nets, const Client* clients, int64_t count, int64_t num_weights,
+                         const Optimizer* optimizer, double* losses, const void* settings) {
+  RoutedStep step{*(const RoutedSettings*)settings};
+  for (int64_t c = 0; c < count; c++) losses[c] = train_one(nets, num_nets, clients[c], num_weights, *optimizer, step);
+}
 }

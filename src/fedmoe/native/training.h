@@ -3,6 +3,7 @@
 #include "chain.h"
 #include "fedmix_objective.h"
 #include "losses.h"
+#include "routed_objective.h"
 
 namespace fedmoe {
 
@@ -219,6 +220,30 @@ struct FedMixStep {
       else experts[h].zero_gradient();
     }
     return loss;
+  }
+};
+
+// Experts that a client was sent and the router that weighs them, together over a batch.
+struct RoutedStep {
+  const RoutedSettings& settings;
+
+  double operator()(std::vector<Member>& experts, const Client& client, const Batch& at) const {
+    const RoutedInputs& inputs = *(const RoutedInputs*)client.inputs;
+    int64_t batch = at.rows.size(), held = experts.size(), classes = experts[0].last().out_size();
+    Router router{settings, inputs.router, at.scratch};
+    router.forward(inputs, at.order, batch);
+    for (Member& expert : experts) expert.forward(at.rows);
+    std::vector<float*> scores(held);
+    std::vector<float> joint(held);
+    double loss = 0;
+    for (int64_t b = 0; b < batch; b++) {
+      for (int64_t h = 0; h < held; h++) scores[h] = experts[h].scores + b * experts[h].stride();
+      loss += routed_mixture(scores.data(), router.logits + b * settings.M, joint.data(), inputs.expert_ids, held,
+                             settings.M, classes, client.y[at.order[b]], 1.f / batch);
+    }
+    router.descend(batch);
+    for (Member& expert : experts) expert.backward(at.rows);
+    return loss / batch;
   }
 };
 

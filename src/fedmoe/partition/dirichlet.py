@@ -8,6 +8,7 @@ Suffixes: C clients (those that train, then the unseen ones), K classes.
 
 import numpy as np
 
+from fedmoe.errors import ConfigError
 from fedmoe.partition.by_label import require_floor, split_of_counts, train_part
 from fedmoe.partition.pachinko import client_counts
 from fedmoe.partition.quotas import (
@@ -35,10 +36,15 @@ def split_by_dirichlet(labels: Labels, config: DirichletSplit, seed: int) -> Spl
     require_sizes(config)
     require_concentration("alpha", alpha)
     require_floor(config.min_size, size)
-    require_rows(config, len(labels.train))
+    if config.replacement and not config.equal_sizes:
+        raise ConfigError(
+            "split.replacement=true lets each client draw for itself, so clients are of one size: set "
+            "split.equal_sizes = true too, or leave replacement away."
+        )
+    require_rows(config, len(labels.train), alone=config.replacement)
     pools, test_pools = labels.pools(seed)
     if config.equal_sizes:
-        counts_CK = client_parts(size, pools.supply_K, all_clients, alpha, seed)
+        counts_CK = client_parts(size, pools.supply_K, all_clients, alpha, seed, alone=config.replacement)
     else:
         total_K = quotas(all_clients * size, np.ones(labels.num_classes), stream(seed, "class totals"))
         setting = f"split.train_size={config.train_size} with {all_clients} clients"
@@ -57,8 +63,10 @@ def class_parts(total_K: Indices, num_clients: int, alpha: float, seed: int) -> 
     return np.stack(parts, axis=1)
 
 
-def client_parts(size: int, supply_K: Indices, num_clients: int, alpha: float, seed: int) -> Indices:
-    """How many rows of each class go to each client (C, K), `size` to each, none of them twice.
+def client_parts(
+    size: int, supply_K: Indices, num_clients: int, alpha: float, seed: int, *, alone: bool = False
+) -> Indices:
+    """How many rows of each class go to each client (C, K), `size` to each, none of them twice unless each is `alone`.
 
     A class without rows left leaves its chance to the others. Who draws when goes at random: else the clients numbered
     last, the unseen ones, would be those that get what is left over.
@@ -66,7 +74,7 @@ def client_parts(size: int, supply_K: Indices, num_clients: int, alpha: float, s
     counts_CK = np.zeros((num_clients, len(supply_K)), dtype=np.int64)
     one_branch = [np.arange(len(supply_K))]
     for client in stream(seed, "order of clients").permutation(num_clients):
-        left_K = supply_K - counts_CK.sum(0)
+        left_K = supply_K if alone else supply_K - counts_CK.sum(0)
         counts_CK[client] = client_counts(size, one_branch, left_K, 1.0, alpha, stream(seed, "class chances", client))
     return counts_CK
 

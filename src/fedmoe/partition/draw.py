@@ -1,6 +1,7 @@
 """From the section [split] of a config to a split, and to what it does to a client's examples."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,17 +19,19 @@ from fedmoe.partition.k_labels import split_by_k_labels
 from fedmoe.partition.majority import split_by_majority
 from fedmoe.partition.natural import split_by_field
 from fedmoe.partition.pachinko import split_by_pachinko
-from fedmoe.partition.quotas import Labels
+from fedmoe.partition.quotas import Labels, Pools, quotas, require_supply, stream
 from fedmoe.partition.settings import (
+    DrawnSplit,
     NaturalSplit,
     OutsideSplit,
     PachinkoSplit,
     PermutationSplit,
+    PublicRows,
     RotationSplit,
     SplitConfig,
 )
 from fedmoe.partition.size_skew import split_by_size
-from fedmoe.partition.split import Split
+from fedmoe.partition.split import Shards, Split
 
 
 class Transform(NamedTuple):
@@ -53,14 +56,60 @@ def draw_split(config: SplitConfig, dataset: Dataset, seed: int) -> Split:
         made: Split = import_strings.call("split.kind", config.kind, arguments, config.model_extra, Split)
         _require_rows(config.kind, made, dataset)
         return made
-    labels = Labels(dataset.train.y.numpy(), dataset.test.y.numpy(), dataset.num_classes)
+    public = public_rows(config, dataset.train.y.numpy(), dataset.num_classes, seed)
+    rest = np.setdiff1d(np.arange(len(dataset.train.y)), np.concatenate(public))
+    return with_public(_draw(config, dataset, rest, seed), public, rest)
+
+
+def public_rows(
+    config: PublicRows, y: NDArray[np.int64], num_classes: int, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows that no client will hold, to train on and held out: as many of each class, at random in a regression."""
+    sizes = (config.public_size, config.public_validation_size)
+    if sizes[1] and not sizes[0]:
+        raise ConfigError(
+            f"split.public_validation_size={sizes[1]} rows are held out of nothing: split.public_size is 0. Set both."
+        )
+    labels, classes = (y, num_classes) if num_classes else (np.zeros(len(y), dtype=np.int64), 1)
+    pools = Pools(labels, classes, seed, "public")
+    demand_2K = np.stack(
+        [quotas(size, np.ones(classes), stream(seed, "public", part)) for part, size in enumerate(sizes)]
+    )
+    setting = f"split.public_size={sizes[0]} and split.public_validation_size={sizes[1]}: the public part"
+    require_supply(demand_2K.sum(0), pools.supply_K, setting, "Lower one of them")
+    dealt = pools.deal(demand_2K)
+    return dealt.of(0), dealt.of(1)
+
+
+def with_public(split: Split, public: tuple[NDArray[np.int64], NDArray[np.int64]], rest: NDArray[np.int64]) -> Split:
+    """`split` deals out rows of `rest`, which are numbered anew: back to rows of the training part."""
+    if not len(public[0]):
+        return split
+
+    def of_training_part(shards: Shards) -> Shards:
+        return shards._replace(rows=rest[shards.rows])
+
+    test = of_training_part(split.test) if split.own_test == "train" else split.test
+    return replace(
+        split,
+        train=of_training_part(split.train),
+        validation=of_training_part(split.validation),
+        test=test,
+        public=public[0],
+        public_validation=public[1],
+    )
+
+
+def _draw(config: DrawnSplit, dataset: Dataset, rest: NDArray[np.int64], seed: int) -> Split:
+    """Among the rows `rest` of the training part."""
+    labels = Labels(dataset.train.y.numpy()[rest], dataset.test.y.numpy(), dataset.num_classes)
     if isinstance(config, NaturalSplit):
-        values = _column(dataset, config.field, f"split.field={config.field!r}")
-        limits = config.model_dump(exclude={"kind", "field"})
+        values = _column(dataset, config.field, f"split.field={config.field!r}")[rest]
+        limits = config.model_dump(exclude={"kind", "field", *PublicRows.model_fields})
         return split_by_field(values, labels.test, labels.num_classes, **limits, seed=seed)
     _require_classes(dataset, config.kind)
     if isinstance(config, PachinkoSplit):
-        return split_by_pachinko(labels, _column(dataset, "coarse", "split.kind='pachinko'"), config, seed)
+        return split_by_pachinko(labels, _column(dataset, "coarse", "split.kind='pachinko'")[rest], config, seed)
     if isinstance(config, RotationSplit):
         domains.require_square(dataset.input_shape)
         base = domains.base_split(labels, config, seed)

@@ -3,6 +3,7 @@
 Suffixes: C clients, K classes.
 """
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ from fedmoe.partition.split import Indices, Shards
 from fedmoe.streams import numpy_stream
 
 Shares = NDArray[np.float64]
+SIZES = (
+    "num_clients", "num_unseen", "train_size", "validation_size", "test_size", "global_test_size", "min_size",
+)  # fmt: skip
 
 
 def stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
@@ -85,10 +89,32 @@ class Pools:
 
     def mirror(self, demand_CK: Indices, seed: int, purpose: str) -> Shards:
         """Rows by class to each client, none twice within a client; clients draw alone, so they may share rows."""
-        lists = [self._draw(demand_K, stream(seed, purpose, client)) for client, demand_K in enumerate(demand_CK)]
+        lists = [self.draw(demand_K, stream(seed, purpose, client)) for client, demand_K in enumerate(demand_CK)]
         return Shards.from_lists(lists)
 
-    def _draw(self, demand_K: Indices, rng: np.random.Generator) -> Indices:
+    def mirror_two(self, first_CK: Indices, second_CK: Indices, seed: int, purpose: str) -> tuple[Shards, Shards]:
+        """The same for two shards of each client, which share no row."""
+        lists: tuple[list[Indices], list[Indices]] = ([], [])
+        for client, demand_2K in enumerate(np.stack([first_CK, second_CK], axis=1)):
+            rng = stream(seed, purpose, client)
+            drawn_K = [
+                rng.choice(pool, n, replace=False) for pool, n in zip(self.rows_K, demand_2K.sum(0), strict=True)
+            ]
+            for part, rows_K in zip(lists, zip(*map(_cut, drawn_K, demand_2K[0]), strict=True), strict=True):
+                part.append(rng.permutation(np.concatenate(rows_K)))
+        return Shards.from_lists(lists[0]), Shards.from_lists(lists[1])
+
+    def parted(self, share: float) -> tuple["Pools", "Pools"]:
+        """Two pools without a common row: this share of each class, rounded down, and the rest."""
+        parts = (copy.copy(self), copy.copy(self))
+        cuts_K = np.floor(self.supply_K * share).astype(np.int64)
+        pairs = [_cut(pool, cut) for pool, cut in zip(self.rows_K, cuts_K, strict=True)]
+        for place, part in enumerate(parts):
+            part.rows_K = [pair[place] for pair in pairs]
+            part.supply_K = np.array([len(rows) for rows in part.rows_K], dtype=np.int64)
+        return parts
+
+    def draw(self, demand_K: Indices, rng: np.random.Generator) -> Indices:
         drawn = [rng.choice(self.rows_K[k], demand_K[k], replace=False) for k in np.flatnonzero(demand_K)]
         return rng.permutation(np.concatenate([*drawn, np.zeros(0, dtype=np.int64)]))
 
@@ -115,6 +141,10 @@ class Labels(NamedTuple):
         return Pools(self.train, self.num_classes, seed, "train"), Pools(self.test, self.num_classes, seed, "test")
 
 
+def _cut(rows: Indices, at: int) -> tuple[Indices, Indices]:
+    return rows[:at], rows[at:]
+
+
 def offsets(sizes: Indices) -> Indices:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
 
@@ -128,7 +158,7 @@ def separate(shards: Shards, first_C: Indices) -> tuple[Shards, Shards]:
 
 
 def require_sizes(config: SplitSizes) -> None:
-    for name in (*SplitSizes.model_fields, "min_size"):
+    for name in SIZES:
         size, least = getattr(config, name, 1), 0 if name == "num_unseen" else 1
         if size < least:
             raise ConfigError(f"split.{name}={size} is below {least}. Set it to {least} or more.")
@@ -142,9 +172,12 @@ def require_concentration(key: str, value: float) -> None:
         )
 
 
-def require_rows(config: SplitSizes, supply: int) -> None:
-    """Checked on the numbers alone, so an absurd setting is refused before it takes memory."""
-    demand = config.all_clients * config.own_size
+def require_rows(config: SplitSizes, supply: int, *, alone: bool = False) -> None:
+    """Checked on the numbers alone, so an absurd setting is refused before it takes memory.
+
+    Clients that draw `alone` may hold the same rows, so each needs no more than its own.
+    """
+    demand = (1 if alone else config.labelled_clients) * config.own_size
     if demand > supply:
         raise ConfigError(
             f"split.num_clients={config.num_clients} and split.num_unseen={config.num_unseen} with "

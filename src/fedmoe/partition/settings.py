@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 
 from fedmoe.import_strings import EXAMPLE, kind_by
-from fedmoe.setting_types import Float, Int, NonNegativeInt
+from fedmoe.setting_types import Float, Int, NonNegativeInt, PositiveInt
 
 Pairs = Literal["overlapping", "disjoint"]
 
@@ -17,7 +17,14 @@ class SplitSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SplitSizes(SplitSection):
+class PublicRows(SplitSection):
+    """Rows of the training part that no client holds, as many of each class: for a model that everybody is given."""
+
+    public_size: NonNegativeInt = 0
+    public_validation_size: NonNegativeInt = 0  # held out of the public rows: they decide when its training ends
+
+
+class SplitSizes(PublicRows):
     num_clients: Int = 15
     num_unseen: Int = 0
     train_size: Int = 25
@@ -34,6 +41,32 @@ class SplitSizes(SplitSection):
     def all_clients(self) -> int:
         return self.num_clients + self.num_unseen
 
+    @property
+    def labelled_clients(self) -> int:
+        """Clients that hold rows to learn from."""
+        return self.all_clients
+
+
+class NewClientSizes(SplitSizes):
+    """What else unseen clients may be (Dun et al. 2023)."""
+
+    replacement: bool = False  # each client draws its rows alone: two clients may hold the same row
+    unseen_labelled: bool = True  # false: an unseen client has no rows to learn from, and chooses by its test inputs
+    unseen_test_size: PositiveInt | None = None  # default: test_size
+    # The first so many unseen clients are for choosing settings. A fifth of the test part is theirs alone, and a client
+    # of them has fewer test rows than it should where that has no more.
+    num_validation: NonNegativeInt = 0
+
+    @property
+    def labelled_clients(self) -> int:
+        return self.all_clients if self.unseen_labelled else self.num_clients
+
+    def test_size_of(self, client: int) -> int:
+        return self.test_size if client < self.num_clients else self.unseen_test_size or self.test_size
+
+    def validates(self, client: int) -> bool:
+        return self.num_clients <= client < self.num_clients + self.num_validation
+
 
 class MajoritySplit(SplitSizes):
     kind: Literal["majority"] = "majority"
@@ -41,19 +74,21 @@ class MajoritySplit(SplitSizes):
     pairs: Pairs = "overlapping"
 
 
-class DirichletSplit(SplitSizes):
+class DirichletSplit(NewClientSizes):
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: Float = 0.5
     min_size: Int = 2
     equal_sizes: bool = False  # each client draws its own chances over classes, and as many rows as the others
 
 
-class KLabelsSplit(SplitSizes):
+class KLabelsSplit(NewClientSizes):
     kind: Literal["k_labels"] = "k_labels"
     labels_per_client: Int = 4
     unseen_labels: Literal["new", "any"] = "new"  # new: sets of labels that no training client has
     num_anchors: Int = 0  # the first clients, with labels that no two of them share
     labels_per_anchor: Int = 2
+    # Labels in so many groups at random; training client c has labels of group c mod this, as in schedule.pool.groups.
+    label_groups: PositiveInt = 1
 
 
 class PachinkoSplit(SplitSizes):
@@ -85,7 +120,7 @@ class PermutationSplit(DomainSplit):
     num_permutations: Int = 4
 
 
-class NaturalSplit(SplitSection):
+class NaturalSplit(PublicRows):
     """Sizes are upper limits, and come before the shares; see `per_client_holdout.HoldoutSizes`."""
 
     kind: Literal["natural"] = "natural"
@@ -107,6 +142,17 @@ class OutsideSplit(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
     kind: str
 
+
+DrawnSplit = (
+    MajoritySplit
+    | DirichletSplit
+    | KLabelsSplit
+    | PachinkoSplit
+    | SizeSkewSplit
+    | RotationSplit
+    | PermutationSplit
+    | NaturalSplit
+)  # those of this package
 
 SplitConfig = Annotated[
     Annotated[MajoritySplit, Tag("majority")]

@@ -5,7 +5,7 @@ A million clients are three arrays, never a million objects.
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from fedmoe.errors import DataError
 from fedmoe.storage.files import write_atomically
 
 Indices = NDArray[np.int64]
+NO_ROWS: Indices = np.zeros(0, dtype=np.int64)
 
 
 class Shards(NamedTuple):
@@ -46,6 +47,8 @@ class Split:
 
     `test` are rows of the part that `own_test` names: a natural client's own test data are among its own rows.
     `domains` numbers what else sets clients apart, such as the angle by which a client's images are turned.
+    `public` and `public_validation` are rows of the training part that no client holds; the first `num_validation` of
+    the unseen clients are for choosing settings.
     Clients 0 … num_clients - 1 train; the num_unseen clients after them never do.
     """
 
@@ -57,6 +60,9 @@ class Split:
     global_test: Indices
     own_test: Literal["train", "test"] = "test"
     domains: Indices | None = None
+    public: Indices = field(default_factory=lambda: NO_ROWS)
+    public_validation: Indices = field(default_factory=lambda: NO_ROWS)
+    num_validation: int = 0
 
     def __repr__(self) -> str:
         rows = (
@@ -67,7 +73,9 @@ class Split:
     @property
     def digest(self) -> str:
         """A hash of every assignment: two runs on one split have the same one."""
-        state = hashlib.blake2b(f"{self.num_clients},{self.num_unseen},{self.own_test}".encode(), digest_size=16)
+        validating = f",{self.num_validation}" if self.num_validation else ""
+        counts = f"{self.num_clients},{self.num_unseen},{self.own_test}{validating}"
+        state = hashlib.blake2b(counts.encode(), digest_size=16)
         for name, array in self.arrays().items():
             state.update(f"{name}:{array.size};".encode() + np.ascontiguousarray(array).tobytes())
         return state.hexdigest()
@@ -76,7 +84,8 @@ class Split:
         shards = {"train": self.train, "validation": self.validation, "test": self.test}
         named = {f"{name}_{part}": array for name, s in shards.items() for part, array in s._asdict().items()}
         domains = {} if self.domains is None else {"domains": self.domains}
-        return {**named, "global_test": self.global_test, **domains}
+        public = {"public": self.public, "public_validation": self.public_validation} if len(self.public) else {}
+        return {**named, "global_test": self.global_test, **domains, **public}
 
     def class_counts(self, labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
         """Training examples per (client, class): what a picture of the split shows."""
@@ -85,8 +94,8 @@ class Split:
         return np.bincount(cells, minlength=len(self.train.sizes) * num_classes).reshape(-1, num_classes)
 
     def save(self, path: Path) -> None:
-        counts = {"num_clients": self.num_clients, "num_unseen": self.num_unseen, "own_test": self.own_test}
-        meta = {**counts, "digest": self.digest}
+        counts = {"num_clients": self.num_clients, "num_unseen": self.num_unseen, "num_validation": self.num_validation}
+        meta = {**counts, "own_test": self.own_test, "digest": self.digest}
         write_atomically(path, save(self.arrays(), {"split": json.dumps(meta)}))
 
     @classmethod
@@ -102,6 +111,9 @@ class Split:
                 own_test=meta["own_test"],
                 global_test=arrays["global_test"],
                 domains=arrays.get("domains"),
+                num_validation=meta.get("num_validation", 0),
+                public=arrays.get("public", NO_ROWS),
+                public_validation=arrays.get("public_validation", NO_ROWS),
                 **parts,
             )
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

@@ -24,7 +24,13 @@ from fedmoe.report.methods import Method, Row, group, rejected_updates
 from fedmoe.report.notes import notes
 from fedmoe.report.runs import StoredRun
 
-PARTS = {"own": "Own data", "global": "Global test", "unseen": "Unseen clients", "pooled": "New client, pooled data"}
+PARTS = {
+    "own": "Own data",
+    "global": "Global test",
+    "unseen": "Unseen clients",
+    "tuning": "Clients for tuning",
+    "pooled": "New client, pooled data",
+}
 
 
 def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) -> str:

@@ -41,7 +41,7 @@ def changed_since_finished(run: RunDirectory, run_id: str) -> list[str] | None:
 
 
 def _digests(run: RunDirectory) -> dict[str, str]:
-    marked = (run.results, run.manifest, run.metrics, run.federation, run.delivery)
+    marked = (run.results, run.manifest, run.metrics, run.federation, run.delivery, run.common_expert)
     return {path.name: digest for path in marked if (digest := _digest(path)) is not None}
 
 

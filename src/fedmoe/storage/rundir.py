@@ -55,6 +55,7 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
         self.federation = path / "federation.json"  # what `clients.facts` says of it
         self.delivery = path / "delivery.safetensors"  # where clients were asked something then
+        self.common_expert = path / "common_expert.safetensors"  # a copy: the folder is whole without the user's file
         self.results = path / "results.json"
         self.report = path / "report.html"
         self._events = MetricsFile(self.metrics)

@@ -16,8 +16,10 @@ from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.config import ExperimentConfig, parse_config
 from fedmoe.core_types import ClientId, Examples
+from fedmoe.models.common_expert import CommonExpert
 from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
+from fedmoe.models.start_weights import filled
 from fedmoe.streams import torch_stream
 from fedmoe.training.backends import Backend
 from fedmoe.training.local import LocalTrainer
@@ -84,6 +86,12 @@ def make_gate() -> nn.Module:
     return mlp((FEATURES,), 1, (3,))
 
 
+def make_common_expert() -> nn.Module:
+    """The same weights each time."""
+    weights = Network(make_expert, "expert", (FEATURES,)).init("tiny common expert")
+    return filled(make_expert(), weights, "the tiny common expert", 0.0)
+
+
 def tiny_plan(epochs: int = 2) -> LocalTraining:
     return LocalTraining(epochs=epochs, batch_size=4, learning_rate=0.2, optimizer="sgd", patience=2)
 
@@ -103,7 +111,17 @@ def tiny_setup(backend: Backend = "batched", clients_per_round: int | None = 3) 
         num_clients=UNSEEN,
         num_participants=len(PARTICIPANTS),
         num_classes=CLASSES,
+        common=tiny_common_expert(backend),
     )
+
+
+def tiny_common_expert(backend: Backend = "batched") -> CommonExpert:
+    """One that knows nothing, but tells examples apart."""
+    module = make_common_expert()
+    common = CommonExpert(module, module.state_dict(), torch.zeros(2, FEATURES), CLASSES)
+    if backend == "native":
+        common.network.go_native()
+    return common
 
 
 def tiny_config(

@@ -17,7 +17,7 @@ from fedmoe.experiment import never, run_events
 from fedmoe.result import Result
 from fedmoe.storage.checkpoints import load_newest
 from fedmoe.storage.rundir import RunDirectory
-from fedmoe.testing.federation import make_expert, make_gate, tiny_config, tiny_federation
+from fedmoe.testing.federation import make_common_expert, make_expert, make_gate, tiny_config, tiny_federation
 from fedmoe.testing.outcome import read_private
 from fedmoe.testing.subject import Subject, require, require_same
 
@@ -40,6 +40,7 @@ def run(
         expert=make_expert,
         gate=make_gate,
         algorithm=subject.factory,
+        common_expert=make_common_expert(),
         should_stop=should_stop,
     )
     *_, result = events

@@ -8,7 +8,7 @@ from fedmoe.core_types import Tensors
 from fedmoe.deployment.programs import Untraceable, traced
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.loading import load
-from fedmoe.testing.federation import SOME_OPTED_OUT, draw_examples, make_expert, make_gate
+from fedmoe.testing.federation import SOME_OPTED_OUT, draw_examples, make_common_expert, make_expert, make_gate
 from fedmoe.testing.resume import run
 from fedmoe.testing.subject import Subject, require
 
@@ -19,7 +19,8 @@ CLOSE = 1e-5  # between a model and what it was exported to
 def a_loaded_run_predicts_the_same(subject: Subject, folder: Path) -> None:
     """Bit for bit, for every client, from what is on disk alone."""
     trained = run(subject, folder / "run", release=subject.make().release is not None)
-    loaded = load(folder / "run", expert=make_expert, gate=make_gate, algorithm=subject.factory)
+    own = {"expert": make_expert, "gate": make_gate, "common_expert": make_common_expert()}
+    loaded = load(folder / "run", **own, algorithm=subject.factory)  # type: ignore[arg-type]
     for client in trained.delivered:
         first, second = (result.personal_model(client) for result in (trained, loaded))
         require(torch.equal(first(ASKED), second(ASKED)), f"client {client} predicts otherwise once the run is loaded.")

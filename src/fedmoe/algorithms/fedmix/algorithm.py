@@ -107,7 +107,8 @@ def init_server(config: FedMixConfig, setup: AlgorithmSetup, seed: int) -> Serve
     if count > 1 and all(torch.equal(leaf, starts[1][name]) for name, leaf in starts[0].items()):
         raise ConfigError(
             f"all {count} experts start with the same weights, so they would stay alike. "
-            "Give a factory that makes fresh modules, such as a class or a lambda, instead of one module."
+            "Give a factory that makes fresh modules, such as a class or a lambda, instead of one module; with "
+            "model.start_from set model.start_noise, such as 0.01."
         )
     posterior = torch.zeros(num_conditions(config, setup), count)
     gate = blank_gate(config, setup) if config.share_gates else {}
