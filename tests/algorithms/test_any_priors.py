@@ -22,7 +22,7 @@ from fedmoe.config import parse_config
 from fedmoe.errors import ConfigError
 from fedmoe.streams import Streams
 
-POOL = {"fedavg", "fedprox", "scaffold", "centralized"}
+POOL = {"fedavg", "fedprox", "scaffold", "centralized", "average_ensembles", "fedmix_common", "common_expert"}
 PRIORS = (OWN, BALANCED, ESTIMATED)
 
 

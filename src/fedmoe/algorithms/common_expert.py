@@ -40,5 +40,6 @@ def common_expert(_config: CommonExpertConfig, setup: AlgorithmSetup) -> Algorit
         predict=lambda _broadcast, _client, _personal, x: common.log_probs(x),
         sample=uniform_sample(None),
         constants=common.constants,
+        frequencies="pool",
         no_regression="a common expert answers with classes",
     )

@@ -7,6 +7,7 @@ algorithm itself learns and answers.
 Shape suffixes: S clients of a cohort, N examples, B questions, C classes.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +70,10 @@ def of_shared_model(algorithm: Algorithm, setup: AlgorithmSetup) -> Algorithm:
         own=own_prior(setup.num_classes),
         estimate=_estimate,
     )
+    weights, measure = algorithm.expert_weights, algorithm.measure
     return with_calibration(algorithm, CalibrationConfig(), setup, scores, None)._replace(
+        expert_weights=weights and (lambda sent, client, _personal, x: weights(sent.shared, client, None, x)),
+        measure=measure and (lambda sent, client, _personal, rows: measure(sent.shared, client, None, rows)),
         personal_type=OwnFrequencies,
         personalize=lambda _sent, _client, _personal, data, _rng: OwnFrequencies(
             all_frequencies(data, setup.num_classes)
@@ -140,6 +144,10 @@ class PersonalAnswers:
             return log_probs_BC
         return calibrated(neutral_scores(log_probs_BC, personal.held), personal.calibration)
 
+    def measure(self, sent: Tree, client: Tree, personal: Any, rows: Examples) -> Mapping[str, float | Tensor]:
+        assert self.algorithm.measure is not None
+        return self.algorithm.measure(sent, client, None if personal is None else personal.own, rows)
+
     def expert_weights(self, sent: Tree, client: Tree, personal: Any, x: Tensor) -> Tensors:
         assert self.algorithm.expert_weights is not None
         return self.algorithm.expert_weights(sent, client, personal.own, x)
@@ -157,6 +165,7 @@ def of_personal_model(algorithm: Algorithm, setup: AlgorithmSetup) -> Algorithm:
         personalize=answers.personalize,
         predict=answers.predict,
         expert_weights=algorithm.expert_weights and answers.expert_weights,
+        measure=algorithm.measure and answers.measure,
         priors=priors,
         answers={"": Answer(answers.predict), **prior_answers(priors)},
     )
