@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.label_priors.any_algorithm import with_priors
+from fedmoe.algorithms.label_priors.label_groups import prior_notes
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
 from fedmoe.clients.facts import FederationFacts, federation_without_data, unlabelled_new_clients
@@ -155,6 +156,8 @@ def build(
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
     if config.schedule.release and made.release is None:
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
+    if made.priors is not None:
+        notes += prior_notes(whole, setup.unlabelled_new_clients, fits_together=bool(made.after_rounds))
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
     size = config.engine.cohort_size or cohort_size(networks, backend)
     if config.engine.one_client_per_message:
