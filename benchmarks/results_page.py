@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from recovered_groups import HOW, recovered, usage_of
+
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.evaluation.summary import interval, summarise
 
@@ -49,7 +51,7 @@ def store(name: str, folders: Sequence[Path], commit: str, command: str | None =
     into.mkdir(parents=True, exist_ok=True)
     for folder in folders:
         results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        run = compact({**results, "command": command or results["command"]}, commit)
+        run = compact({**results, "command": command or results["command"]}, commit) | (usage_of(folder) or {})
         (into / f"{folder.name}.json").write_text(one_line_per_key(run), encoding="utf-8")
 
 
@@ -215,6 +217,20 @@ def personal(folder: Path, pattern: str) -> list[list[str]]:
     return table
 
 
+def groups(folder: Path, pattern: str) -> list[list[str]]:
+    """Adjusted Rand index of the clients' groups against the true ones, round by round; own accuracy in the end."""
+    runs = load(folder, pattern)
+    rounds = range(1, 1 + max(len(run["usage"]) for run in runs))
+    table = [["K", "seed", "groups by", *map(str, rounds), "own accuracy in the end"]]
+    for run in runs:
+        facts = [str(run["config"]["algorithm"]["num_experts"]), str(run["seed"])]
+        own = f"{100 * mean_over_clients(run, 'own', 'accuracy'):.1f}"
+        for how, indices in zip(HOW, recovered(run["groups"], run["usage"]), strict=True):
+            table.append([*facts, how.replace("|", r"\|"), *(f"{index:.2f}" for index in indices), own])
+            facts, own = [""] * len(facts), ""
+    return table
+
+
 def traffic(folder: Path, pattern: str) -> list[list[str]]:
     """Who sent how much where some opted out; mean accuracy in percent, before → after personalisation."""
     table = [
@@ -243,6 +259,7 @@ KINDS: dict[str, Callable[[Path, str], list[list[str]]]] = {
     "choice": choice,
     "seeds": seeds,
     "personal": personal,
+    "groups": groups,
     "traffic": traffic,
     "stored": stored,
 }

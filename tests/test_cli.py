@@ -448,8 +448,8 @@ def test_clients_that_are_made_by_id_train(fedmoe, config: Path) -> None:  # typ
     assert outcome.code == 0 and "FedAvg" in outcome.out
 
 
-def test_a_regression_is_refused_for_now(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
-    changes = ["data.name=synthetic_regression", "split={kind='natural',field='user'}"]
+def test_a_regression_is_refused_where_the_algorithm_needs_classes(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
+    changes = ["data.name=synthetic_regression", "split={kind='natural',field='user'}", "algorithm.name=fedrod"]
     outcome = fedmoe("run", config, *(word for change in changes for word in ("--set", change)))
     assert outcome.code == 2 and "regression" in outcome.out
 

@@ -1,9 +1,10 @@
 """Every generated table of the results pages says what the stored runs say."""
 
-import importlib.util
+import importlib
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,8 @@ from fedmoe.aggregation.server_optimizer import ServerOptimizer
 from fedmoe.algorithms.fedmix.states import FedMixConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-spec = importlib.util.spec_from_file_location("results_page", ROOT / "benchmarks" / "results_page.py")
-results_page = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(results_page)
+sys.path.append(str(ROOT / "benchmarks"))  # scripts that import each other by name
+results_page = importlib.import_module("results_page")
 PAGES = results_page.pages()
 RUNS = sorted(results_page.RESULTS.glob("*/runs/*.json"))
 
@@ -79,6 +79,13 @@ def test_a_finished_run_is_stored_and_read_back(tmp_path, monkeypatch):
     page = tmp_path / "results" / "tiny" / "README.md"
     page.write_text("<!-- table: methods runs/*.json -->\n<!-- /table -->\n")
     assert "| Fine-tuned | 0 |" in results_page.rendered(page)
+
+
+def test_groups_are_recovered_where_each_has_an_expert_of_its_own():
+    groups, own_expert = [0, 0, 1, 1], [[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.3, 0.7]]
+    crossed = [own_expert[0], own_expert[2], own_expert[1], own_expert[3]]
+    by_expert, by_likeness = results_page.recovered(groups, [crossed, own_expert])
+    assert by_expert[1] == by_likeness[1] == 1 and max(by_expert[0], by_likeness[0]) <= 0
 
 
 def test_fedmix_has_the_server_optimizer_by_default_that_came_out_best():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.label_priors.any_algorithm import with_priors
 from fedmoe.algorithms.label_priors.label_groups import prior_notes
+from fedmoe.algorithms.private import privately
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
 from fedmoe.clients.facts import FederationFacts, federation_without_data, unlabelled_new_clients
@@ -30,6 +31,7 @@ from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
 from fedmoe.models.start_weights import read_weights, starting_from
 from fedmoe.models.task import REGRESSION_LOSSES, Classification, Regression, Task
+from fedmoe.run_privacy import RunPrivacy, resolve_privacy
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
 from fedmoe.training.class_weights import balanced_weights, explicit_weights
 from fedmoe.training.fallbacks import fallback_note
@@ -61,6 +63,7 @@ class Parts:
     setup: AlgorithmSetup  # what the algorithm was made with
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside accuracy and loss
     notes: tuple[str, ...] = ()  # for the user: what could be faster, what a setting does not do
+    privacy: RunPrivacy | None = None  # where what clients send is differentially private
     given: Given = field(default_factory=Given)  # from which, with the config, another process builds the same parts
 
     def __repr__(self) -> str:
@@ -152,6 +155,9 @@ def build(
     _require_same_groups(config)
     setup = build_setup(config, whole, unlabelled_new_clients(whole), networks, backend, weights, common)
     made = build_algorithm(config, setup)
+    privacy = resolve_privacy(config, made)
+    if privacy:
+        made = privately(made, setup.clients_per_round)
     whole = with_cached(whole, made.once_of_examples)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
     if config.schedule.release and made.release is None:
@@ -164,7 +170,7 @@ def build(
         size = 1
     title = config.algorithm.label or config.algorithm.entry.title
     metrics = load_metrics(config.evaluation.metrics, whole.num_classes, whole.task)
-    return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes), given)
+    return Parts(resolved, whole, *networks, made, title, size, source, setup, metrics, tuple(notes), privacy, given)
 
 
 def rebuild(table: Mapping[str, Any], given: Given) -> Parts:

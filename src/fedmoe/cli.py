@@ -167,6 +167,20 @@ def explain_command(config: ConfigPath, changes: Changes = None, workers: Worker
 add_commands(app)
 
 
+@app.command(name="privacy")
+def privacy_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="The folder of a run, finished or not.")],
+) -> None:
+    """What each client has spent of its privacy: steps, noise and epsilon, or why nothing is guaranteed.
+
+    Example: fedmoe privacy runs/mine
+    """
+    from fedmoe.display.privacy import privacy_table
+    from fedmoe.privacy_report import privacy_of
+
+    console.print(privacy_table(privacy_of(run)))
+
+
 def _seeds(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedmoe.cli_options import console, path
+from fedmoe.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmoe.result import Result
@@ -54,7 +55,65 @@ def predict_command(
         console.print(prediction_table(predictions.columns(), f"{model.facts.client}: {data.name}"))
     else:
         write_predictions(predictions, to)
-        console.print(f"{len(predictions.classes)} rows: {to}", highlight=False, markup=False)
+        console.print(f"{len(predictions.answers_NC)} rows: {to}", highlight=False, markup=False)
+
+
+def export_command(
+    run: RunFolder,
+    client: Client,
+    to: Annotated[Path, typer.Option(parser=path, metavar="FOLDER", help="Where the files go.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(parser=path, metavar="FILE", help="Rows to check the programs on; default: random ones."),
+    ] = None,
+    expert: Expert = None,
+    gate: Gate = None,
+    algorithm: Algorithm = None,
+) -> None:
+    """A client's model as files that run without fedmoe: safetensors, a torch.export program, ONNX, a model card.
+
+    Every program is run against the run's own model before it is left there. ONNX needs `pip install 'fedmoe[export]'`.
+
+    Example: fedmoe export runs/wards --client north --to models/north --data new_patients.csv
+    """
+    from fedmoe.deployment.export import export
+    from fedmoe.deployment.predictions import reader_of
+
+    result = open_run(run, expert, gate, algorithm)
+    made = export(result, client, to, reader_of(result).file(data) if data else None)
+    for name in made.files:
+        console.print(str(made.folder / name), highlight=False, markup=False)
+    for name, why in made.left_out.items():
+        console.print(f"{name} is left out: {why}.", style="yellow", highlight=False, markup=False)
+    if not {"model.pt2", "model.onnx"} <= made.left_out.keys():
+        console.print(f"Probabilities agree with the run's own model on {made.checked_on}.", highlight=False)
+
+
+def serve_command(
+    run: RunFolder,
+    client: Client,
+    port: Annotated[int, typer.Option(help="Of this machine; 0: any that is free.", min=0, max=65535)] = 8000,
+    expert: Expert = None,
+    gate: Gate = None,
+    algorithm: Algorithm = None,
+) -> None:
+    """Answer rows over HTTP with a client's model, for programs on this machine alone. Ctrl-C ends it.
+
+    POST /predict takes {"rows": [...]}; GET / tells what the model is. Needs `pip install 'fedmoe[serve]'`.
+
+    Example: fedmoe serve runs/wards --client north --port 8000
+    """
+    try:
+        from fedmoe.deployment.serving import app_of, listen, serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed. Install it with: pip install 'fedmoe[serve]'.") from error
+
+    result = open_run(run, expert, gate, algorithm)
+    model = result.personal_model(client)
+    listener = listen(port)
+    where = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    console.print(f"{model.facts.client} answers at {where}; Ctrl-C ends it.", highlight=False, markup=False)
+    serve(app_of(result, model), listener)
 
 
 def open_run(run: Path, expert: str | None, gate: str | None, algorithm: str | None) -> "Result":
@@ -69,3 +128,5 @@ def open_run(run: Path, expert: str | None, gate: str | None, algorithm: str | N
 
 def add_commands(app: typer.Typer) -> None:
     app.command(name="predict")(predict_command)
+    app.command(name="export")(export_command)
+    app.command(name="serve")(serve_command)

@@ -35,6 +35,7 @@ from fedmoe.models.settings import CommonExpertConfig, MlpModel, ModelConfig
 from fedmoe.models.task import RegressionLoss
 from fedmoe.partition.settings import MajoritySplit, SplitConfig
 from fedmoe.paths import FilePath, expanded
+from fedmoe.privacy_choice import PrivacyConfig
 from fedmoe.setting_types import Float, Fraction, Int, NonNegativeInt, PositiveFloat, PositiveInt
 from fedmoe.training.class_weights import ClassWeights
 from fedmoe.training.settings import LocalTraining
@@ -161,6 +162,7 @@ class ExperimentConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()
+    privacy: PrivacyConfig | None = None  # what clients send is trained with differential privacy
     compare: tuple[str | AlgorithmChoice, ...] = ("fedavg", "local_only", "fine_tuned", "specialist_mixture")
 
     @field_validator("name")

@@ -24,6 +24,7 @@ Data and trees
 Networks
     Network         a module without state: network(params, x), network.init(seed, ...)
     log_probs       log-probabilities of a network on a batch
+    predictions     what the task makes of its outputs: log-probabilities, or the numbers of a regression
     log_mix         log of a gated mixture of two predictions
     gate_shares     how much each of the two has to say: for Algorithm.expert_weights
     negative_log_likelihood  one loss per example
@@ -72,7 +73,7 @@ from fedmoe.models.network import Network
 from fedmoe.partition.split import Indices
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch, BatchTerm, Loss, Trainable
-from fedmoe.training.classifier import ClassifierLoss, MixtureLoss, log_probs
+from fedmoe.training.classifier import ClassifierLoss, MixtureLoss, log_probs, predictions
 from fedmoe.training.corrections import Proximal
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Fitted, Group, Schedule, fit
@@ -126,6 +127,7 @@ __all__ = [
     "message",
     "negative_log_likelihood",
     "observe_experts",
+    "predictions",
     "server_step",
     "trees",
     "uniform_sample",

@@ -17,12 +17,12 @@ from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.clients.own_table import federation_from_table, rows_by_client
 from fedmoe.config import ExperimentConfig, OptOutConfig
 from fedmoe.config_errors import nearest
+from fedmoe.data.cells import text, texts
 from fedmoe.data.dataset import Dataset
 from fedmoe.data.lexicon import limit_vocabulary
 from fedmoe.data.loading import load_dataset
 from fedmoe.data.npz import load_npz_folder
 from fedmoe.data.raw_table import as_raw_table
-from fedmoe.data.tables import text
 from fedmoe.data_choice import DataConfig, TableData
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models.fingerprint import tensors_digest
@@ -144,7 +144,7 @@ def _federation_of_table(config: ExperimentConfig, data: TableData) -> Federatio
     out_N = np.zeros(len(table), dtype=np.bool_)
     for rule in chosen.rules:
         values = {text(value) for value in rule.values}
-        out_N |= np.array([text(cell) in values for cell in table.column(rule.field, "field of opt_out.rules")])
+        out_N |= np.array([word in values for word in texts(table.column(rule.field, "field of opt_out.rules"))])
     for name in _names(chosen.clients, list(rows)):
         out_N[rows[name]] = True
     opted_out = {name: torch.from_numpy(out_N[at]) for name, at in rows.items()}

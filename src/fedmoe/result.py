@@ -114,6 +114,7 @@ def results_of(
         "manifest": {
             **session.manifest.as_dict(opted_out, names),
             "intermediate_evaluation": session.evaluation_manifest.for_checkpoint(),
+            "privacy": parts.privacy.facts() if parts.privacy else None,
         },
     }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedmoe.assembly import Parts
 from fedmoe.clients.facts import facts_of
+from fedmoe.clients.privacy_ledger import check_ledger, ledger_beside
 from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId
 from fedmoe.engines.manifest import Manifest
@@ -134,6 +135,10 @@ def resume_session(run: RunDirectory, session: Session, checkpoint: Checkpoint |
     if checkpoint is None:
         return []
     records = steps_in(run, checkpoint)
+    if session.parts.privacy and session.transport.one_store:
+        rounds = ((record["sent"], record["round"]) for record in records if record["phase"] == "round")
+        sent = [(int(client), number) for sizes, number in rounds for one in sizes.values() for client in one]
+        check_ledger(ledger_beside(run.private_store), run.read_config()["recorded"]["run_id"], sent)
     session.manifest = Manifest(checkpoint.note["manifest"])
     session.manifest.replay(record["sent"] for record in records)
     session.evaluation_manifest = Manifest(checkpoint.note["evaluation"])

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedmoe.core_types import ClientId
+from fedmoe.private_steps import PrivateSteps
 
 
 def derive_seed(*path: int | str) -> int:
@@ -41,6 +42,8 @@ class Streams(NamedTuple):
     round: int
     clients: tuple[ClientId, ...]
     in_rounds: bool = True  # False for what follows the rounds, such as personalisation; no stream depends on it
+    # Where what is computed will be sent, and privacy is on: then whatever trains with these streams is DP-SGD.
+    private_steps: PrivateSteps | None = None
 
     def generators(self, purpose: str) -> list[torch.Generator]:
         return [torch.Generator().manual_seed(seed) for seed in self.seeds(purpose)]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from builders import tiny_federation
 from fedmoe.clients.facts import _ranges, facts_of, federation_without_data, read_facts
+from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.clients.own_table import federation_from_table
 from fedmoe.errors import RunError
 
@@ -19,7 +20,16 @@ def through_json(federation):
 def test_all_that_is_no_record_comes_back():
     federation = tiny_federation()
     again = through_json(federation)
-    for name in ("num_clients", "num_unseen", "num_classes", "input_shape", "names", "vocabulary_size", "pooled"):
+    for name in (
+        "num_clients",
+        "num_unseen",
+        "num_classes",
+        "input_shape",
+        "names",
+        "vocabulary_size",
+        "pooled",
+        "target_shape",
+    ):
         assert getattr(again, name) == getattr(federation, name)
     assert again.participants.tolist() == federation.participants.tolist()
     assert again.input_dtype == torch.float32 and not len(again.global_test.y)
@@ -44,3 +54,9 @@ def test_ids_come_back_from_their_ranges(ids):
 def test_what_is_not_as_a_run_wrote_it_is_refused(change):
     with pytest.raises(RunError, match="here is not as a run wrote it"):
         read_facts({**facts_of(tiny_federation()).as_json(), **change}, "here")
+
+
+def test_a_regression_stays_one():
+    x = torch.randn(10, 4)
+    again = through_json(federation_from_clients({"a": (x, x[:, :2]), "b": (x, x[:, :2])}, task="regression"))
+    assert (again.task, again.target_shape, again.num_classes) == ("regression", (2,), 0)

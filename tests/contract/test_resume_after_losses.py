@@ -13,9 +13,10 @@ from torch import nn
 
 from builders import Around, make_common_expert, make_gate, tiny_config, tiny_federation, tiny_setup
 from contract.probes import PROBES
-from fedmoe import experiment, wire
+from fedmoe import wire
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import EvaluationConfig
+from fedmoe.engines.catalog import open_transport
 from fedmoe.errors import Stopped
 from fedmoe.experiment import never, run_events
 from fedmoe.result import Result
@@ -42,16 +43,14 @@ class Lossy(Around):
                 yield index, reply
 
 
+@contextmanager
+def lossy_transport(*arguments: Any) -> Iterator[Lossy]:
+    with open_transport(*arguments) as transport:
+        yield Lossy(transport)
+
+
 @pytest.fixture(autouse=True)
-def lossy_transport(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = experiment.open_transport
-
-    @contextmanager
-    def lossy(*arguments: Any) -> Iterator[Lossy]:
-        with plain(*arguments) as transport:
-            yield Lossy(transport)
-
-    monkeypatch.setattr(experiment, "open_transport", lossy)
+def probes_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, entry in PROBES.items():
         monkeypatch.setitem(CATALOG, name, entry)
 
@@ -69,7 +68,7 @@ def finish(name: str, directory: Path, should_stop: Any = never, checkpoint_ever
     config = config.model_copy(update={"evaluation": EvaluationConfig(every=2), "engine": engine})
     own = {"federation": tiny_federation(), "expert": half_frozen, "gate": make_gate}
     own["common_expert"] = make_common_expert()
-    *_, result = run_events(config, directory, **own, should_stop=should_stop)  # type: ignore[arg-type]
+    *_, result = run_events(config, directory, **own, should_stop=should_stop, connect=lossy_transport)  # type: ignore[arg-type]
     assert isinstance(result, Result)
     return result
 

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
+import fedmoe
 from deployment.wards import ward_rows
 from fedmoe.deployment.predictions import BATCH, predict, reader_of, write_predictions
 from fedmoe.errors import ConfigError, DataError
@@ -19,13 +20,13 @@ def predicted(wards):
 def test_rows_of_a_table_get_probabilities_and_class_names(wards, predicted):
     x = wards.federation.table.encode(ward_rows(7, seed=1))
     wanted = wards.personal_model("north")(x)
-    assert predicted.class_names == ("ill", "well") and np.array_equal(predicted.probabilities_NC, wanted.numpy())
+    assert predicted.class_names == ("ill", "well") and np.array_equal(predicted.answers_NC, wanted.numpy())
     assert predicted.classes == [("ill", "well")[best] for best in wanted.argmax(1)]
 
 
 def test_many_rows_are_computed_in_batches(wards):
     model, x = wards.personal_model("coast"), torch.randn(2 * BATCH + 3, 4)
-    np.testing.assert_allclose(predict(model, x).probabilities_NC, model(x).numpy(), atol=1e-6)
+    np.testing.assert_allclose(predict(model, x).answers_NC, model(x).numpy(), atol=1e-6)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -34,7 +35,7 @@ def test_they_are_written_as_a_table(predicted, tmp_path, suffix):
     write_predictions(predicted, path)
     frame = pd.read_csv(path) if suffix == "csv" else pd.read_parquet(path)
     assert list(frame.columns) == ["class", "p(ill)", "p(well)"] and list(frame["class"]) == predicted.classes
-    np.testing.assert_allclose(frame[["p(ill)", "p(well)"]], predicted.probabilities_NC, rtol=1e-6)
+    np.testing.assert_allclose(frame[["p(ill)", "p(well)"]], predicted.answers_NC, rtol=1e-6)
 
 
 def test_another_ending_is_refused(predicted, tmp_path):
@@ -72,7 +73,6 @@ def test_a_file_on_the_command_line(wards, tmp_path, monkeypatch, capfd):
 
 
 def test_a_module_of_the_users_own_is_named_on_the_command_line(tmp_path, monkeypatch, capfd):
-    import fedmoe
     from builders import tiny_federation
     from fedmoe.testing.federation import make_expert, make_gate, tiny_config
     from test_cli import invoke
@@ -86,3 +86,18 @@ def test_a_module_of_the_users_own_is_named_on_the_command_line(tmp_path, monkey
     assert refused.code == 2 and "--expert package.module:factory" in refused.out
     names = ("--expert", "fedmoe.testing.federation:make_expert", "--gate", "fedmoe.testing.federation:make_gate")
     assert invoke(monkeypatch, capfd, *command, *names).code == 0
+
+
+def test_a_regression_gives_numbers(tmp_path):
+    x = torch.randn(40, 3)
+    federation = fedmoe.federation_from_clients({"a": (x, x[:, 0] + 2), "b": (x, x[:, 0] - 2)}, task="regression")
+    schedule = {"rounds": 1, "clients_per_round": "all"}
+    config = {"algorithm": {"name": "fine_tuned"}, "schedule": schedule, "engine": {"workers": 1}}
+    done = fedmoe.run(config, federation=federation, directory=tmp_path / "run")
+    loaded = fedmoe.load(tmp_path / "run")
+    predicted = predict(loaded.personal_model("a"), x[:5])
+    assert np.array_equal(predicted.answers_NC, done.personal_model("a")(x[:5]).numpy())
+    assert (
+        list(predicted.columns()) == ["value 0"]
+        and predicted.columns()["value 0"] == predicted.answers_NC[:, 0].tolist()
+    )

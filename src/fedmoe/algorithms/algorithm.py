@@ -271,6 +271,11 @@ class Algorithm(NamedTuple):
     measure: Measure | None = None
     measured: tuple[str, ...] = ()
     expert_weights: ExpertWeights | None = None  # of a mixture: whom a prediction is due to
+    # Why noised steps in `local_update` do not make what it sends private, or None where whatever it sends depends on
+    # broadcasts, noised steps and what those came to alone.
+    no_guarantee: str | None = "it does not say that what it sends comes from noised steps alone"
+    adds_noise_anyway: bool = False  # may be run with noise that guarantees nothing, to be compared with
+    counts_labels: bool = False  # reads label frequencies in `local_update`: they are noised once, and charged
     # Why it cannot predict numbers, or None where it takes predictions, losses and mixtures from `setup.task`.
     no_regression: str | None = "it was written for classes"
     # Which label frequencies the final answer holds: those of all clients' data, or the client's own. None: not known,

@@ -90,6 +90,7 @@ def centralized(_config: CentralizedConfig, setup: AlgorithmSetup) -> Algorithm:
         sample=lambda server, _round, pool, _rng: pool[:0] if server.trained else pool,
         no_regression=None,
         frequencies="pool",
+        no_guarantee="it sends the records themselves",
     )
 
 

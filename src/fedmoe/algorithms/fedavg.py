@@ -108,6 +108,7 @@ def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
         validation=Validation(validate, config.validate_every),
         no_regression=None,
         frequencies="pool",
+        no_guarantee=None,
     )
 
 

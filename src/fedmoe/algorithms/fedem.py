@@ -89,6 +89,7 @@ def fedem(config: FedEmConfig, setup: AlgorithmSetup) -> Algorithm:
         personal_type=MixtureWeights,
         frequencies="own",
         no_regression=None,
+        no_guarantee="its mixture weights, fitted to all records without noise, are in every gradient",
         personalize=lambda b, client, _personal, data, _rng: fit_weights(config, setup, b, client, data),
         expert_weights=lambda _b, _client, personal, x: {
             f"component {m}": weight.expand(x.shape[0]) for m, weight in enumerate(personal.weights)

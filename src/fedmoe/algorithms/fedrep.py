@@ -54,7 +54,10 @@ def fedrep(config: FedRepConfig, setup: AlgorithmSetup) -> Algorithm:
     in_turn = train._replace(
         local_update=lambda b, c, data, rng: head_then_body(setup, names, config.head_epochs, b, c, data, rng)
     )
-    return algorithm._replace(round=(in_turn,))
+    return algorithm._replace(
+        round=(in_turn,),
+        no_guarantee="head and body are trained in turn, so a round costs twice; set algorithm.joint",
+    )
 
 
 def head_names(network: Network, private_layers: int) -> set[str]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedmoe.algorithms.algorithm import Algorithm, Nothing
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, TrainingReport, Update, fedavg
+from fedmoe.algorithms.label_priors.frequencies import label_counts
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.models.mixture import negative_log_likelihood
@@ -46,6 +47,7 @@ def fedrod(config: FedRodConfig, setup: AlgorithmSetup) -> Algorithm:
     (train,) = plain.round
     return plain._replace(
         no_regression="it weighs the loss by the frequencies of labels",
+        counts_labels=True,
         round=(train._replace(local_update=lambda b, c, data, rng: local_update(setup, b, c, data, rng)),),
         personal_type=PersonalState,
         frequencies="own",
@@ -59,11 +61,10 @@ def require_output_layer(setup: AlgorithmSetup) -> None:
     _ = setup.expert.num_features
 
 
-def log_label_shares(examples: Examples, num_classes: int) -> Tensor:
+def log_label_shares(examples: Examples, num_classes: int, rng: Streams | None = None) -> Tensor:
     """(S, C): the logs of the label frequencies of each client."""
-    real_SN = torch.arange(examples.y.shape[1]) < examples.counts[:, None]
-    counts_SC = torch.zeros(len(examples.y), num_classes).scatter_add(1, examples.y, real_SN.to(torch.float32))
-    shares_SC = counts_SC / examples.counts.clamp(min=1)[:, None]
+    counts_SC = label_counts(examples, num_classes, rng)
+    shares_SC = counts_SC / counts_SC.sum(1, keepdim=True).clamp(min=1)
     return shares_SC.clamp(min=SMALLEST_SHARE).log()
 
 
@@ -77,7 +78,7 @@ def local_update(
         data,
         rng,
         stop_early=False,
-        logit_offset_SC=log_label_shares(data.train, setup.num_classes),
+        logit_offset_SC=log_label_shares(data.train, setup.num_classes, rng),
     )
     update = Update(fitted.params["model"], data.train.counts.to(torch.float32))
     return client, update, TrainingReport(fitted.loss_S)

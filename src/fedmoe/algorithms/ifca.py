@@ -84,6 +84,7 @@ def ifca(config: IfcaConfig, setup: AlgorithmSetup) -> Algorithm:
         personal_type=PersonalState,
         frequencies="own",  # its cluster's, to which its own are the nearest that a client knows
         no_regression=None,
+        no_guarantee="a client sends which model fits its records best, without noise",
         personalize=lambda b, _client, _personal, data, _rng: PersonalState(
             losses_of(setup.expert, setup.personal, b.experts, data.train)
         ),

@@ -41,6 +41,7 @@ def local_only(_config: LocalOnlyConfig, setup: AlgorithmSetup) -> Algorithm:
         personal_type=PersonalState,
         frequencies="own",
         no_regression=None,
+        no_guarantee=None,  # nothing is sent
         personalize=lambda _broadcast, _client, _personal, data, rng: PersonalState(train_alone(setup, data, rng)),
     )
 

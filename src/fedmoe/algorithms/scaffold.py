@@ -75,6 +75,7 @@ def scaffold(config: ScaffoldConfig, setup: AlgorithmSetup) -> Algorithm:
         update_type=Update,
     )
     return plain._replace(
+        no_guarantee="its control variates are divided by the number of local steps, and that tells of the records",
         server_type=ServerState,
         init_server=lambda seed: init_server(setup.expert.init(seed, "init", "expert")),
         round=(train,),  # validation and delivery are FedAvg's: they need the model alone

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from fedmoe.clients.own_records import ExampleArrays, OptedOut, read_mask
-from fedmoe.data.tables import in_order, text, unknown_words
+from fedmoe.data.cells import in_order, text
+from fedmoe.data.tables import unknown_words
 from fedmoe.errors import DataError
 
 Parts = dict[str, ExampleArrays]  # of one client, by "train", "validation" and "test"

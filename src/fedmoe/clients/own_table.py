@@ -14,8 +14,9 @@ from fedmoe.clients.common_knowledge import require_known
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.clients.own_records import OptedOut, TaskName, read_mask
+from fedmoe.data.cells import texts_of
 from fedmoe.data.raw_table import RawTable, TableLike, as_raw_table
-from fedmoe.data.tables import Categories, Mask, find_schema, texts_of
+from fedmoe.data.tables import Categories, Mask, find_schema
 from fedmoe.errors import DataError
 from fedmoe.partition.split import Indices
 

@@ -39,7 +39,7 @@ class PrivateStore:
 
     def __init__(self, path: Path, run_id: str) -> None:
         self.path, self.run_id = path, run_id
-        _make_private(path)
+        make_private(path)
         with self._explained("cannot be opened as the store of private state"):
             self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
         try:
@@ -112,7 +112,7 @@ class PrivateStore:
 
     def copy_to(self, path: Path) -> None:
         """All of it, in a new file for its owner only."""
-        _make_private(path)
+        make_private(path)
         with self._explained("could not be copied"), closing(sqlite3.connect(path)) as copy:
             self._db.backup(copy)
 
@@ -171,7 +171,7 @@ class PrivateStore:
             raise RunError(f"{self.path} {what}: {error}. {remedy}") from error
 
 
-def _make_private(path: Path) -> None:
+def make_private(path: Path) -> None:
     """For its owner only, before SQLite opens it: its log and index files take over the mode."""
     try:
         if path.is_symlink():

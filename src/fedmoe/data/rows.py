@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmoe.data.cells import numbers
 from fedmoe.data.npz import read_npz
 from fedmoe.data.raw_table import RawTable, as_raw_table, read_table_file
-from fedmoe.data.tables import TableSchema, numbers
+from fedmoe.data.tables import TableSchema
 from fedmoe.errors import DataError
 
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmoe.data.cells import in_order, numbers, text, texts, texts_of
 from fedmoe.data.raw_table import Cells, RawTable, TableLike, as_raw_table
 from fedmoe.errors import DataError
 
@@ -55,16 +56,16 @@ class FeatureColumn:
         return values_N[:, None]
 
     def _one_hot(self, table: RawTable, cells: Cells) -> NDArray[np.float32]:
-        texts = texts_of(table, cells, self.name)
+        words = texts_of(table, cells, self.name)
         known = {category: at for at, category in enumerate(self.categories)}
-        for row, cell in enumerate(texts):
+        for row, cell in enumerate(words):
             if cell not in known:
                 raise DataError(
                     f"{table.place(row)}, column {self.name!r}: the category {cell!r} is not known. "
                     + unknown_words(self.categories, cell, f"categories={{{self.name!r}: …}}")
                 )
-        values_NF = np.zeros((len(texts), self.width), dtype=np.float32)
-        values_NF[np.arange(len(texts)), [known[cell] for cell in texts]] = 1
+        values_NF = np.zeros((len(words), self.width), dtype=np.float32)
+        values_NF[np.arange(len(words)), [known[cell] for cell in words]] = 1
         return values_NF
 
 
@@ -103,14 +104,14 @@ class TableSchema:
             y_NT = np.concatenate([FeatureColumn(name, "number").encode(table) for name in self.targets], axis=1)
             return torch.from_numpy(y_NT if len(self.targets) > 1 else y_NT[:, 0].copy())
         known = {name: number for number, name in enumerate(self.classes)}
-        texts = texts_of(table, table.column(self.label, "the label"), self.label)
-        for row, cell in enumerate(texts):
+        words = texts_of(table, table.column(self.label, "the label"), self.label)
+        for row, cell in enumerate(words):
             if cell not in known:
                 raise DataError(
                     f"{table.place(row)}, column {self.label!r}: the label {cell!r} is not known. "
                     + unknown_words(self.classes, cell, "classes=…")
                 )
-        return torch.tensor([known[cell] for cell in texts], dtype=torch.int64)
+        return torch.tensor([known[cell] for cell in words], dtype=torch.int64)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -184,7 +185,7 @@ def _feature(
         values = numbers(cells[shared_N])
         values = values[np.isfinite(values)]  # a missing value is refused when the row is encoded
         return FeatureColumn(name, "number", mean=float(values.mean()), scale=float(values.std()) or 1.0)
-    found = {cell for cell in map(text, cells[shared_N]) if cell is not None}
+    found = {cell for cell in texts(cells[shared_N]) if cell is not None}
     if len(found) > MOST_CATEGORIES:
         raise DataError(
             f"{table.source}, column {name!r} has {len(found)} categories, and each would be an input. Leave it out "
@@ -197,7 +198,8 @@ def _holds_numbers(table: RawTable, name: str, shared_N: Mask) -> bool:
     """Numbers or words; a column of both is refused, since a few words among numbers are mistakes or missing values."""
     rows, cells = np.flatnonzero(shared_N), table.columns[name]
     is_number = np.isfinite(numbers(cells[rows]))
-    others = [(row, cell) for row in rows[~is_number] if (cell := text(cells[row])) is not None]
+    left = rows[~is_number]
+    others = [(row, cell) for row, cell in zip(left.tolist(), texts(cells[left]), strict=True) if cell is not None]
     words = [(row, cell) for row, cell in others if cell.lower() not in MISSING_MARKS]
     if not is_number.any():
         if not others:
@@ -231,54 +233,7 @@ def _classes(table: RawTable, label: str, shared_N: Mask, declared: Sequence[Any
             f"{table.place(row)}, column {label!r}: the label {text(cells[row])!r} is no class. Labels are words or "
             "whole numbers; group measured values into classes, or say task='regression'."
         )
-    return in_order({cell for cell in map(text, cells[shared_N]) if cell is not None})
-
-
-def numbers(cells: Cells) -> NDArray[np.float64]:
-    """(N,), NaN where a cell is missing or is no number."""
-    try:
-        return cells.astype(np.float64) if cells.dtype.kind in "iuf" else _all_numbers(cells)
-    except (TypeError, ValueError):
-        return np.array([_number(cell) for cell in cells], dtype=np.float64)
-
-
-def _all_numbers(cells: Cells) -> NDArray[np.float64]:
-    if any(isinstance(cell, bool | np.bool_) for cell in cells):
-        raise TypeError("a truth value is a category")
-    return cells.astype(np.float64)
-
-
-def _number(cell: Any) -> float:
-    try:
-        return float("nan") if isinstance(cell, bool | np.bool_) else float(cell)
-    except (TypeError, ValueError):
-        return float("nan")
-
-
-def text(cell: Any) -> str | None:
-    """A cell as a category: `3`, `3.0` and "3.0" are the same one, "007" is not 7; None where it is missing.
-
-    >>> text(3.0), text("3.0"), text("007"), text(True), text(float("nan"))
-    ('3', '3', '007', 'True', None)
-    """
-    if cell is None or (isinstance(cell, float | np.floating) and np.isnan(cell)):
-        return None
-    return re.sub(r"^([-+]?\d+)\.0+$", r"\1", str(cell).strip()) or None
-
-
-def texts_of(table: RawTable, cells: Cells, name: str) -> list[str]:
-    texts = []
-    for row, cell in enumerate(map(text, cells)):
-        if cell is None:
-            raise DataError(f"{table.place(row)}, column {name!r}: the value is missing. Fill it in, or drop the row.")
-        texts.append(cell)
-    return texts
-
-
-def in_order(found: set[str]) -> tuple[str, ...]:
-    """Sorted, whole numbers by their size: the order depends on nothing else."""
-    whole = all(re.fullmatch(r"[-+]?\d+", one) for one in found)
-    return tuple(sorted(found, key=lambda one: (int(one) if whole else 0, one)))
+    return in_order({cell for cell in texts(cells[shared_N]) if cell is not None})
 
 
 def unknown_words(known: Sequence[str], cell: str, declare: str) -> str:

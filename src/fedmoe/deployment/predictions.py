@@ -21,21 +21,23 @@ BATCH = 512  # rows that are computed together
 
 
 class Predictions(NamedTuple):
-    probabilities_NC: NDArray[np.float32]
+    """Probabilities of classes, or, where there are no class names, the numbers of a regression."""
+
+    answers_NC: NDArray[np.float32]
     class_names: tuple[str, ...]
 
     @property
     def classes(self) -> list[str]:
         """The most likely class of each row."""
-        return [self.class_names[best] for best in self.probabilities_NC.argmax(1).tolist()]
+        return [self.class_names[best] for best in self.answers_NC.argmax(1).tolist()]
 
     def columns(self) -> dict[str, list[Any]]:
-        """As a table: the class, then the probability of each."""
-        shares = {f"p({name})": share_N.tolist() for name, share_N in self._by_class()}
+        """As a table: the class, then the probability of each; or the numbers."""
+        columns_CN = self.answers_NC.T.tolist()
+        if not self.class_names:
+            return {f"value {number}": column_N for number, column_N in enumerate(columns_CN)}
+        shares = {f"p({name})": share_N for name, share_N in zip(self.class_names, columns_CN, strict=True)}
         return {"class": self.classes, **shares}
-
-    def _by_class(self) -> list[tuple[str, NDArray[np.float32]]]:
-        return list(zip(self.class_names, self.probabilities_NC.T, strict=True))
 
 
 def reader_of(result: Result) -> RowReader:

@@ -4,7 +4,11 @@ A prediction may branch on the client's own state: a client without data of its 
 such branches, so they are decided once, by the state that the model holds: `FixedBranches`.
 """
 
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.models.static_shapes import static_shapes
 
 READS = (Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.item, Tensor.tolist)
 
@@ -21,17 +26,33 @@ class Untraceable(Exception):  # noqa: N818 (the reason why there is no program,
 
 
 class Recording(TorchFunctionMode):
-    """Keeps every number that Python code reads out of a tensor."""
+    """Keeps every number that Python code reads out of a tensor, and refuses those that depend on x."""
 
-    def __init__(self) -> None:
+    def __init__(self, x: Tensor) -> None:
         super().__init__()
         self.read: list[Any] = []
+        self._of_x = {id(x): x}  # held, so that no other tensor gets the same id
 
     def __torch_function__(self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        depends_on_x = any(id(tensor) in self._of_x for tensor in _tensors((args, kwargs)))
         if func in READS:
+            if depends_on_x:
+                raise Untraceable("its prediction branches on the values of x, which a program cannot")
             self.read.append(result)
+        if depends_on_x:
+            self._of_x |= {id(tensor): tensor for tensor in _tensors(result)}
         return result
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        yield from _tensors(tuple(tree.values()))
+    elif isinstance(tree, tuple | list):
+        for child in tree:
+            yield from _tensors(child)
 
 
 class Replaying(TorchFunctionMode):
@@ -52,17 +73,15 @@ class FixedBranches(nn.Module):
         super().__init__()
         self.model = model
         self._read = self._numbers_read(x)
-        if self._read != self._numbers_read(x.flip(0)[:1]):
-            raise Untraceable("its prediction branches on the values of x, which a program cannot")
 
     def forward(self, x: Tensor) -> Tensor:
-        with Replaying(self._read):
+        with Replaying(self._read), static_shapes():
             probabilities: Tensor = self.model(x)
         return probabilities
 
     def _numbers_read(self, x: Tensor) -> list[Any]:
-        recording = Recording()
-        with torch.no_grad(), recording:
+        recording = Recording(x)
+        with torch.no_grad(), recording, static_shapes():
             self.model(x)
         return recording.read
 
@@ -77,6 +96,58 @@ def traced(model: PersonalModel, x: Tensor) -> torch.export.ExportedProgram:
         raise
     except Exception as error:  # whatever torch.export finds in a module of the user's
         raise Untraceable(first_line(error)) from error
+
+
+def without_traces(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Forget from which lines of which files the program was made: it is given to others."""
+    for node in program.graph.nodes:
+        for key in ("stack_trace", "source_fn_stack", "nn_module_stack", "from_node", "torch_fn"):
+            node.meta.pop(key, None)
+    return program
+
+
+def to_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Raises Untraceable for an operator that ONNX does not have."""
+    try:
+        with warnings.catch_warnings(), quiet("torch.onnx"):
+            warnings.simplefilter("ignore", FutureWarning)  # PyTorch's exporter still calls what PyTorch has deprecated
+            plain = program.run_decompositions({torch.ops.aten.cdist.default: euclidean_distances})
+            made = torch.onnx.export(
+                plain, dynamo=True, verbose=False, input_names=["x"], output_names=["probabilities"]
+            )
+            assert made is not None
+            made.save(path, external_data=False)
+    except ImportError as error:
+        raise Untraceable(f"{error.name} is not installed: pip install 'fedmoe[export]'") from error
+    except Exception as error:  # whatever the exporter meets
+        raise Untraceable(last_line(error)) from error
+
+
+def euclidean_distances(a_BF: Tensor, b_NF: Tensor, p: float = 2.0, _mode: int | None = None) -> Tensor:
+    """What ONNX has for `torch.cdist`: no operator, but sums of squares."""
+    if p != 2.0:
+        raise Untraceable(f"torch.cdist with p={p} has no form in ONNX")
+    return (a_BF.unsqueeze(-2) - b_NF.unsqueeze(-3)).square().sum(-1).sqrt()
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Only errors of this logger."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def last_line(error: BaseException) -> str:
+    """PyTorch says first what it did and last what went wrong."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return next(iter(str(cause).strip().splitlines()), type(cause).__name__)
 
 
 def first_line(error: Exception) -> str:

@@ -6,6 +6,7 @@ from. Which version of its private state a client starts from is the session's o
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -26,6 +27,7 @@ from fedmoe.engines.steps import Attempt, RoundRecord, Steps
 from fedmoe.errors import RunError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.partition.split import Indices
 from fedmoe.streams import numpy_stream
 
 # Enough clients for a steady mean, few enough that cost follows the sample and not the population.
@@ -49,6 +51,7 @@ class Session:
         self._delivery_versions: dict[ClientId, int] = {}
         self._delivery_replies: dict[ClientId, list[Any]] = {}
         self._messages = Messenger(parts, transport)
+        self._asked: Counter[ClientId] = Counter()  # in how many rounds each client was
 
     def plan_rounds(self, ended_after: int | None) -> None:
         """As many as the config says, or fewer: `ended_after` is the round that turned out to be the last."""
@@ -68,6 +71,7 @@ class Session:
         `manifest` who was rejected in them."""
         self.step, self.server = step, server
         for record in history:
+            self._asked.update(record["clients"] if record["phase"] == "round" else ())
             self._versions.count(record["round"], record["clients"], self._versions_counted(record))
             self._messages.have_frozen |= {int(client) for sizes in record["sent"].values() for client in sizes}
         self._messages.have_frozen |= {row["client"] for row in self.manifest.rejected if row["exchange"] != "score"}
@@ -195,9 +199,16 @@ class Session:
         if phase != "round":
             return self._everyone
         rng = numpy_stream(self.seed, "sample", step)
-        sampled = self.algorithm.sample(self.server, step, self._drawing.others(step), rng)
+        sampled = self.algorithm.sample(self.server, step, self._with_budget(self._drawing.others(step)), rng)
         anchors = self._drawing.draw_anchors(step, numpy_stream(self.seed, "sample anchors", step))
-        return sorted({int(client) for client in (*sampled, *anchors)}) if len(sampled) else []
+        drawn = {int(client) for client in (*sampled, *self._with_budget(anchors))} if len(sampled) else set()
+        self._asked.update(drawn)
+        return sorted(drawn)
+
+    def _with_budget(self, clients: Indices) -> Indices:
+        """Those that have privacy left to spend: how much a round costs is public."""
+        most = self.parts.privacy.max_rounds if self.parts.privacy else None
+        return clients if most is None else clients[[self._asked[int(client)] < most for client in clients]]
 
     def _exchanges(
         self, attempt: Attempt, phase: Phase, step: int, clients: Sequence[ClientId], *, evaluating: bool = False

@@ -17,6 +17,8 @@ from fedmoe.clients.federation import take
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.core_types import ClientId, Examples, Tree
 from fedmoe.encoding import Bytes
+from fedmoe.encoding import Parts as EncodedParts
+from fedmoe.engines.private_replies import PrivateReplies
 from fedmoe.engines.protocol import exchanges_of
 from fedmoe.engines.requests import Header, read_request
 from fedmoe.engines.state_versions import NONE
@@ -24,6 +26,7 @@ from fedmoe.errors import FedmoeError, MessageError
 from fedmoe.evaluation.metrics import Measured, Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.evaluation.score_message import VALIDATION, score_message
+from fedmoe.private_steps import PrivateSteps
 from fedmoe.streams import Streams, torch_stream
 from fedmoe.training.inference import clients_of
 
@@ -41,6 +44,7 @@ class Worker:
         self._open_store = partial(open_store, store, run_id)
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
+        self._private_replies = PrivateReplies.of(parts, store, run_id)
         self._work = {
             "exchange": self.exchange,
             "personalize": self.personalize,
@@ -64,6 +68,8 @@ class Worker:
         if self._store:
             self._store.close()
             self._store = None
+        if self._private_replies:
+            self._private_replies.close()
 
     def handle(self, frame: Bytes) -> Bytes:
         """An error that the user can fix travels back as a frame; a defect of ours raises here."""
@@ -75,26 +81,37 @@ class Worker:
             return wire.pack({"error": type(error).__name__, "message": str(error)})
 
     def exchange(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        self._require_permission(header["phase"], header["clients"])
+        if self._private_replies and header["phase"] == "round":
+            groups, replies = self._private_replies.answer(header, blobs, self._exchange)
+        else:
+            groups, replies = self._exchange(header, blobs, None)
+        return wire.pack({"reply_to": header["reply_to"], "groups": groups}, replies)
+
+    def _exchange(
+        self, header: Header, blobs: Sequence[memoryview], private_steps: PrivateSteps | None
+    ) -> tuple[list[list[ClientId]], list[EncodedParts]]:
+        """The groups of clients that reply together, and their replies. With privacy each replies for itself."""
         clients, version = header["clients"], header["version"]
-        self._require_permission(header["phase"], clients)
         exchange = exchanges_of(self.algorithm, header["phase"])[header["index"]]
         received = self._received(exchange, header, blobs)
         states = self._client_states(received, header)
         shared_S, state_S = _together(received), trees.stack(states)
         rng = Streams(self.seed, f"{header['phase']}:{exchange.name}", header["round"], tuple(clients))
         rng = rng._replace(in_rounds=header["phase"] == "round")
+        sending = rng._replace(private_steps=private_steps)  # private work has none: its noise would help nobody
         data = self.federation.data(clients, opted_in_only=True)
-        new_S, update_S, report_S = exchange.local_update(shared_S, state_S, data, rng)
+        new_S, update_S, report_S = exchange.local_update(shared_S, state_S, data, sending)
         if version is not None:
             self._keep("client", clients, new_S, version)
             self._work_in_private(exchange, header, received, states, shared_S, state_S, rng)
         groups, updates, reports = [clients], [update_S], [report_S]
-        if isinstance(update_S, list):  # of different shapes: each client replies for itself
+        if isinstance(update_S, list) or private_steps:  # of different shapes, or paid for one by one
+            each = update_S if isinstance(update_S, list) else trees.unstack(update_S, len(clients))
             groups = [[client] for client in clients]
-            updates = [trees.stack([update]) for update in update_S]
+            updates = [trees.stack([update]) for update in each]
             reports = [trees.stack([report]) for report in trees.unstack(report_S, len(clients))]
-        reply = {"reply_to": header["reply_to"], "groups": groups}
-        return wire.pack(reply, list(map(wire.encode_reply, updates, reports)))
+        return groups, list(map(wire.encode_reply, updates, reports))
 
     def personalize(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
         clients = header["clients"]

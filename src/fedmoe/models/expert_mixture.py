@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from fedmoe import trees
 from fedmoe.core_types import Tensors
 from fedmoe.models.network import Network
 
@@ -19,6 +20,14 @@ def expert_outputs(network: Network, experts_H: Tensors, x: Tensor, *, training:
     """Scores (H, B, C) and features (H, B, F) of the client's experts, from one forward of each."""
     outputs: tuple[Tensor, Tensor] = vmap(lambda one: network.with_features(one, x, training=training))(experts_H)
     return outputs
+
+
+def outputs_one_by_one(network: Network, experts_H: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for predictions, expert after expert: a batch of networks with convolutions cannot be exported."""
+    count = len(next(iter(experts_H.values())))
+    each = [network.with_features(one, x) for one in trees.unstack(experts_H, count)]
+    scores, features = zip(*each, strict=True)
+    return torch.stack(scores), torch.stack(features)
 
 
 def log_posterior(logits_RK: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedmoe.models.static_shapes import shapes_are_static
+
 
 class TextLSTM(nn.Module):
     """Embedding, LSTM in one or both directions, and a dense layer on the states after each text's last real token.
@@ -35,7 +37,9 @@ class TextLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         lengths_B = (x != 0).sum(1).clamp_min(1)  # an empty text is read as one padding token
-        ids_BL = real_first(x.long())[:, : int(lengths_B.max())]  # what is padding for all need not be read
+        ids_BL = real_first(x.long())
+        if not shapes_are_static():  # what is padding for all need not be read
+            ids_BL = ids_BL[:, : int(lengths_B.max())]
         states = [self._last_states(self.forwards, ids_BL, lengths_B)]
         if self.backwards is not None:
             states.append(self._last_states(self.backwards, turned_round(ids_BL, lengths_B), lengths_B))
@@ -44,7 +48,7 @@ class TextLSTM(nn.Module):
 
     def _last_states(self, lstm: nn.Module, ids_BL: Tensor, lengths_B: Tensor) -> Tensor:
         states_BLH: Tensor = lstm(self.embedding(ids_BL))[0]
-        return states_BLH[torch.arange(len(ids_BL), device=ids_BL.device), lengths_B - 1]
+        return states_BLH[torch.arange(ids_BL.shape[0], device=ids_BL.device), lengths_B - 1]
 
 
 def real_first(ids_BL: Tensor) -> Tensor:
@@ -54,7 +58,8 @@ def real_first(ids_BL: Tensor) -> Tensor:
     tensor([[4, 2, 0, 0],
             [3, 1, 0, 0]])
     """
-    return ids_BL.gather(1, torch.argsort((ids_BL == 0).to(torch.uint8), dim=1, stable=True))
+    places_L = torch.arange(ids_BL.shape[1], device=ids_BL.device)
+    return ids_BL.gather(1, torch.argsort((ids_BL == 0) * ids_BL.shape[1] + places_L, dim=1))  # ONNX has no stable sort
 
 
 def turned_round(ids_BL: Tensor, lengths_B: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fedmoe.core_types import Examples, Tensors, Tree
 from fedmoe.streams import Streams
 from fedmoe.training.augment import Augmentation
 from fedmoe.training.backends import Backend
-from fedmoe.training.batch import BatchTerm, Loss, Trainable
+from fedmoe.training.batch import Batch, BatchTerm, Loss, Trainable
 from fedmoe.training.batches import batch_streams, take, take_many
 from fedmoe.training.corrections import Corrections, Proximal
 from fedmoe.training.early_stopping import Best, EarlyStopping
@@ -29,6 +29,7 @@ from fedmoe.training.gradients import gradient_of_one, gradients_of_many
 from fedmoe.training.inference import clients_of, pad_rows, per_example
 from fedmoe.training.native_epochs import NativeEpochs, kernel_spec_of, native_epochs
 from fedmoe.training.optimizers import Optimizer, descend, init_optimizer_state
+from fedmoe.training.privacy import clipped_sums, private_gradients, require_private_training
 from fedmoe.training.rates import Rates
 
 
@@ -131,6 +132,9 @@ class _Cohort:
         stopping: EarlyStopping | None,
     ) -> None:
         self.groups, self.schedule, self.backend = groups, schedule, backend
+        self.rng, self.privacy = rng, rng.private_steps
+        if self.privacy:
+            require_private_training(groups, stops_early=stopping is not None)
         self.frozen, self.stopping = frozen, stopping
         self.layouts = {name: Layout.of(group.params) for name, group in groups.items()}
         self.flat = {name: self.layouts[name].pack(group.params) for name, group in groups.items()}
@@ -152,7 +156,7 @@ class _Cohort:
         self.steps_S = self._steps_per_epoch()
         self.taken_S = [0] * self.size
         self.rates = {name: self._rates(group, rng) for name, group in groups.items() if group.rates}
-        self.native = self._native_epochs(rng) if backend == "native" else None
+        self.native = self._native_epochs(rng) if backend == "native" and not self.privacy else None
         self.batches = (
             {} if self.native else {n: batch_streams(g.data, schedule.batch_size, rng) for n, g in groups.items()}
         )
@@ -161,7 +165,9 @@ class _Cohort:
         self.augment_generators = {
             name: rng.generators("augment") for name, group in groups.items() if group.augmentation
         }
-        if backend == "sequential":  # views of the rows that are trained in place: made once, seen anew by each step
+        if (
+            backend == "sequential" and not self.privacy
+        ):  # views of the rows that are trained in place: made once, seen anew by each step
             self.leaves = {
                 name: _leaves(self.layouts[name], self.flat[name][0], group.trained_names)
                 for name, group in groups.items()
@@ -215,7 +221,8 @@ class _Cohort:
         """Gradients of all groups at the same point, then all groups move."""
         everyone = len(rows) == self.size
         point = self.flat if everyone else {name: flat[rows] for name, flat in self.flat.items()}
-        grads = {name: self.gradients(name, point, rows) for name in self.groups}
+        gradients = self.private_gradients if self.privacy else self.gradients
+        grads = {name: gradients(name, point, rows) for name in self.groups}
         for s in rows:
             self.taken_S[s] += 1
         counts = [self.taken_S[s] for s in rows]
@@ -241,25 +248,51 @@ class _Cohort:
     def gradients(self, name: str, point: dict[str, Tensor], rows: list[int]) -> Tensor:
         group = self.groups[name]
         indices = [next(self.batches[name][s]) for s in rows]
-        noise = (
-            [group.noise(self.noise[name][s], len(i)) for s, i in zip(rows, indices, strict=True)]
-            if group.noise
-            else []
-        )
         if self.backend == "sequential":
+            noise = [group.noise(self.noise[name][rows[0]], len(indices[0]))] if group.noise else []
             batch = take(group.data, 0, indices[0], noise[0] if noise else {})
             batch.x = self.augmented(name, rows, indices, batch.x[None])[0]
             grad, own = self.grads[name], self.leaves[name]
             loss = gradient_of_one(group.loss, group.batch_term, own, self.leaves, self.frozen_of_one, batch, grad)
         else:
-            frozen = self.frozen if len(rows) == self.size else trees.tree_map(lambda leaf: leaf[rows], self.frozen)
-            batches, real_RB = take_many(group.data, rows, indices, noise)
-            batches.x = self.augmented(name, rows, indices, batches.x)
+            batches, real_RB, frozen = self.cohort_batches(name, rows, indices)
             many = (name, group.loss, group.batch_term, self.layouts, point, frozen, batches, real_RB)
             loss, grad = gradients_of_many(*many)
         if name == next(iter(self.groups)):
             self.loss_S.index_add_(0, torch.tensor(rows), loss)
         return grad
+
+    def private_gradients(self, name: str, point: dict[str, Tensor], rows: list[int]) -> Tensor:
+        """DP-SGD: Poisson batches, clipped gradients of single examples, noise. No loss is told: it has no noise."""
+        assert self.privacy is not None
+        group, clients = self.groups[name], [self.rng.clients[s] for s in rows]
+        trained = self.layouts[name].names if group.trained_names is None else group.trained_names
+        sensitivity = self.privacy.mechanism.sensitivity(len(trained))
+        numbers = [self.privacy.begin_step(client, sensitivity) for client in clients]
+        indices = [
+            self.privacy.sampled_rows(client, number, int(group.data.counts[s]))
+            for client, number, s in zip(clients, numbers, rows, strict=True)
+        ]
+        batches, real_RB, frozen = self.cohort_batches(name, rows, indices)
+        sums_RP = clipped_sums(
+            name, group.loss, self.layouts, point, frozen, batches, real_RB, self.privacy.mechanism,
+            self.corrections[name].untrained_P,
+        )  # fmt: skip
+        self.loss_S[rows] = torch.nan
+        return private_gradients(self.privacy, clients, numbers, sums_RP, sensitivity)
+
+    def cohort_batches(self, name: str, rows: list[int], indices: list[Tensor]) -> tuple[Batch, Tensor, Tree]:
+        """The batches of these clients side by side, which of their rows are real, and what is frozen."""
+        group = self.groups[name]
+        noise = (
+            [group.noise(self.noise[name][s], len(i)) for s, i in zip(rows, indices, strict=True)]
+            if group.noise
+            else []
+        )
+        frozen = self.frozen if len(rows) == self.size else trees.tree_map(lambda leaf: leaf[rows], self.frozen)
+        batches, real_RB = take_many(group.data, rows, indices, noise)
+        batches.x = self.augmented(name, rows, indices, batches.x)
+        return batches, real_RB, frozen
 
     def augmented(self, name: str, rows: list[int], indices: list[Tensor], x_RB: Tensor) -> Tensor:
         how = self.groups[name].augmentation
@@ -290,6 +323,9 @@ class _Cohort:
 
     def _steps_per_epoch(self) -> list[int]:
         """Groups step together, so a client that lacks examples for one of them takes no step."""
+        if self.privacy:  # public, for everybody alike: how many records a client has is not told
+            per_epoch = self.privacy.mechanism.steps_per_epoch
+            return [per_epoch if self.schedule.steps is None else self.schedule.steps] * self.size
         counts_GS = [group.data.counts.tolist() for group in self.groups.values()]
         able_S = [all(counts) for counts in zip(*counts_GS, strict=True)]
         if self.schedule.steps is not None:

@@ -70,6 +70,7 @@ def fedjets(config: FedJetsConfig, setup: AlgorithmSetup) -> Algorithm:
         ),
     )
     return Algorithm(
+        no_guarantee="a client sends which experts its records prefer, without noise",
         server_type=ServerState,
         init_server=lambda seed: init_server(parts, seed),
         round=(choose, train),

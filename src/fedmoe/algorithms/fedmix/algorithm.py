@@ -70,6 +70,7 @@ def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
         cohort_key=lambda b: (len(b.expert_ids), bool(b.released)),
     )
     return Algorithm(
+        no_guarantee="a client sends how much it uses each expert, and q, without noise",
         server_type=ServerState,
         init_server=lambda seed: init_server(config, setup, seed),
         round=(train,),

@@ -108,7 +108,7 @@ def gate_and_experts(
     """
     own = client if personal is None else personal
     experts = shared.experts if personal is None else personal.experts or shared.experts
-    scores_HBC, features_HBF = equations.expert_outputs(setup.expert, experts, x)
+    scores_HBC, features_HBF = equations.outputs_one_by_one(setup.expert, experts, x)
     if shared.released and not own.trained:
         log_shares_SB = log_client_shares(setup, shared.released, x)
         log_gate_BK = log_average_gate(config, shared.released, features_HBF, log_shares_SB)

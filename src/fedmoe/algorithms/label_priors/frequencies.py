@@ -8,14 +8,22 @@ from torch import Tensor
 
 from fedmoe.core_types import Examples
 from fedmoe.errors import DataError
+from fedmoe.streams import Streams
 
 SUM_TOLERANCE = 1e-3  # of the probabilities of a prior that is given: it may have been written with few digits
 
 
-def label_counts(examples: Examples, num_classes: int) -> Tensor:
-    """(S, C): how many real examples of each client have each label."""
+def label_counts(examples: Examples, num_classes: int, rng: Streams | None = None) -> Tensor:
+    """(S, C): how many real examples of each client have each label.
+
+    Where what they are for will be sent, with privacy, `rng` noises them, once: every gradient reads them, so one
+    record would else change all gradients.
+    """
     real_SN = torch.arange(examples.y.shape[1]) < examples.counts[:, None]
-    return torch.zeros(len(examples.y), num_classes).scatter_add(1, examples.y, real_SN.to(torch.float32))
+    counts_SC = torch.zeros(len(examples.y), num_classes).scatter_add(1, examples.y, real_SN.to(torch.float32))
+    if rng is None or rng.private_steps is None:
+        return counts_SC
+    return torch.stack([rng.private_steps.noised_counts(*one) for one in zip(rng.clients, counts_SC, strict=True)])
 
 
 def log_frequencies(counts_SC: Tensor) -> Tensor:
@@ -23,13 +31,13 @@ def log_frequencies(counts_SC: Tensor) -> Tensor:
     return ((counts_SC + 1) / (counts_SC.sum(-1, keepdim=True) + counts_SC.shape[-1])).log()
 
 
-def training_offset(examples: Examples, num_classes: int) -> Tensor:
+def training_offset(examples: Examples, num_classes: int, rng: Streams | None = None) -> Tensor:
     """(S, C): what a client adds to its scores while it trains: its log-frequencies, shifted so that the largest is 0.
 
     Menon et al. (2021), logit adjustment. With equal frequencies it is exactly zero. Unsmoothed, the output weights of
     a label that a client lacks would get no gradient, and come back bit by bit as they were sent.
     """
-    log_SC = log_frequencies(label_counts(examples, num_classes))
+    log_SC = log_frequencies(label_counts(examples, num_classes, rng))
     return log_SC - log_SC.amax(-1, keepdim=True)
 
 

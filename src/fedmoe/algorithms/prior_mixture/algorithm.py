@@ -76,6 +76,7 @@ def prior_mixture(config: PriorMixtureConfig, setup: AlgorithmSetup) -> Algorith
         answers={**prior_answers(priors, before=True), **candidate_answers(setup, priors)},
         headline=ESTIMATED,
         no_regression="its priors are frequencies of labels",
+        no_guarantee="the label frequencies of all records are in every gradient" if config.adjust else None,
         choice=lambda personal: CANDIDATES[int(personal.choice)],
     )
 
@@ -88,6 +89,7 @@ def adjusted(plain: Algorithm, setup: AlgorithmSetup) -> Algorithm:
         local_update=lambda b, c, data, _rng: validate_adjusted(setup, b, c, data)
     )
     return plain._replace(
+        counts_labels=True,
         round=(train._replace(local_update=lambda b, c, data, rng: local_update(setup, b, c, data, rng)),),
         validation=Validation(validate, plain.validation.every),
     )
@@ -96,7 +98,7 @@ def adjusted(plain: Algorithm, setup: AlgorithmSetup) -> Algorithm:
 def local_update(
     setup: AlgorithmSetup, shared: Broadcast, client: Nothing, data: ClientData, rng: Streams
 ) -> tuple[Nothing, Update, TrainingReport]:
-    offset_SC = training_offset(data.train, setup.num_classes)
+    offset_SC = training_offset(data.train, setup.num_classes, rng)
     fitted = setup.federated.train_classifier(
         setup.expert, shared.model, data, rng, stop_early=False, logit_offset_SC=offset_SC
     )

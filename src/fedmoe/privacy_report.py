@@ -1,0 +1,73 @@
+"""What a run has spent of its clients' privacy, read from its folder: ledgers and accountants, no tensors."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedmoe import accounting
+from fedmoe.clients.privacy_ledger import PrivacyLedger, ledger_beside
+from fedmoe.core_types import ClientId
+from fedmoe.errors import RunError
+from fedmoe.private_steps import Charge
+from fedmoe.storage.rundir import RunDirectory
+
+SWITCHED_OFF = "privacy is switched off: the config has no section [privacy]"
+
+
+class ClientSpending(NamedTuple):
+    client: ClientId
+    charges: tuple[Charge, ...]
+    epsilon: float  # by PLD
+    rdp_epsilon: float  # the cross-check, never below
+
+    @property
+    def steps(self) -> int:
+        return sum(charge.steps for charge in self.charges if charge.kind == "gradient")
+
+
+class PrivacyReport(NamedTuple):
+    """Either a guarantee, a figure per client, or the reason why there is none; never both."""
+
+    facts: dict[str, Any]
+    spent: list[ClientSpending]
+    no_guarantee: str | None
+
+    @property
+    def epsilon(self) -> float | None:
+        """Of the client that spent most; None where nothing is guaranteed."""
+        if self.no_guarantee:
+            return None
+        return max((one.epsilon for one in self.spent), default=0.0)
+
+
+def privacy_of(folder: Path) -> PrivacyReport:
+    run = RunDirectory(folder)
+    try:
+        config = run.read_config()
+    except FileNotFoundError:
+        raise RunError(f"{folder} holds no run (config.toml is missing). Name the folder of a run.") from None
+    if "privacy" not in config:
+        return PrivacyReport({}, [], SWITCHED_OFF)
+    path = ledger_beside(run.private_store)
+    if not path.exists():
+        raise RunError(f"{path} is missing: the run has spent nothing yet, or its ledger was removed.")
+    return read_ledger(path, config["recorded"]["run_id"])
+
+
+def read_ledger(path: Path, run_id: str) -> PrivacyReport:
+    ledger = PrivacyLedger(path, run_id)
+    try:
+        facts, spent = ledger.facts, {client: tuple(ledger.charges(client)) for client in ledger.clients()}
+    finally:
+        ledger.close()
+    reason = facts.get("no_guarantee")
+    if reason:
+        return PrivacyReport(facts, [], reason)
+    rows = [ClientSpending(client, charges, *_epsilons(charges, facts["delta"])) for client, charges in spent.items()]
+    unnoised = any(math.isinf(row.epsilon) for row in rows)
+    return PrivacyReport(facts, [] if unnoised else rows, "a step was taken without noise" if unnoised else None)
+
+
+def _epsilons(charges: Sequence[Charge], delta: float) -> tuple[float, float]:
+    return accounting.epsilon(charges, delta), accounting.rdp_epsilon(charges, delta)
