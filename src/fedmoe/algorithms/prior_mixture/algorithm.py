@@ -76,7 +76,6 @@ def prior_mixture(config: PriorMixtureConfig, setup: AlgorithmSetup) -> Algorith
         answers={**prior_answers(priors, before=True), **candidate_answers(setup, priors)},
         headline=ESTIMATED,
         no_regression="its priors are frequencies of labels",
-        no_guarantee="the label frequencies of all records are in every gradient" if config.adjust else None,
         choice=lambda personal: CANDIDATES[int(personal.choice)],
     )
 
