@@ -44,7 +44,13 @@ def run(*arguments, **options):
     return result
 
 
-@pytest.mark.parametrize("name", {**CATALOG, **PROBES})
+# Validation, private states, control variates, several experts, exchanges after the rounds, none at all.
+QUICK = ("fedavg", "ditto", "scaffold", "ifca", "calibrated", "local_only")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in {**CATALOG, **PROBES}]
+)
 def test_a_finished_run_goes_on_as_if_it_had_never_ended(name, tmp_path):
     """The rounds, what follows them, private states, the curve and all that was counted; FedAvg and its kin validate
     the last round, which is then no longer the last."""

@@ -325,3 +325,9 @@ def test_layers_that_mix_examples_are_refused(tmp_path: Path) -> None:
 
 def test_a_config_without_the_section_has_no_privacy() -> None:
     assert parse_config({}).privacy is None
+
+
+def test_more_rounds_than_the_budget_was_planned_for_are_refused(tmp_path: Path) -> None:
+    run(tmp_path, rounds=1)
+    with pytest.raises(RunError, match=r"begun with 1 rounds, and the budget.*planned for so many"):
+        run(tmp_path, rounds=2)

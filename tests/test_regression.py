@@ -161,6 +161,22 @@ def test_a_loss_of_the_other_task_is_refused(tmp_path: Path) -> None:
         fedmoe.run({"training": {"loss": "squared"}}, directory=tmp_path)
 
 
+def test_rounds_end_at_an_error_and_not_at_an_accuracy(tmp_path: Path) -> None:
+    def ends_at(target, home):
+        table = table_of("fedavg")
+        table["schedule"] |= {"stop_at": target, "validate_every": 1}
+        expert = lambda: nn.Linear(FEATURES, 1)  # noqa: E731
+        return fedmoe.run(table, federation=federation_of(), expert=expert, directory=tmp_path / home)
+
+    result = ends_at({"rmse": 100.0}, "rmse")
+    assert result.data["rounds"] == 1 and "rmse" in result.data["stopped"]["reason"]
+    assert result.data["validations"][0]["accuracy"] is None
+    with pytest.raises(ConfigError, match=r"stop_at.*'accuracy', but these data are a regression"):
+        ends_at({"accuracy": 0.5}, "accuracy")
+    with pytest.raises(ConfigError, match=r"stop_at.*'rmse', but these data have classes"):
+        fedmoe.run({"schedule": {"stop_at": {"rmse": 1.0}}}, directory=tmp_path / "classes")
+
+
 def test_a_folder_of_npz_files_is_a_regression_where_the_config_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "clients"
     folder.mkdir()

@@ -18,9 +18,10 @@ from fedmoe.clients.federation import Federation
 from fedmoe.clients.per_example_cache import with_cached
 from fedmoe.clients.pooled_evaluation import with_pooled_client
 from fedmoe.clients.sampling import Drawing
-from fedmoe.config import ExperimentConfig, parse_config, with_algorithm
+from fedmoe.config import EngineConfig, ExperimentConfig, parse_config, with_algorithm
 from fedmoe.core_types import ClientId, Tree
 from fedmoe.errors import ConfigError
+from fedmoe.evaluation.metric_catalog import ALWAYS_MEASURED
 from fedmoe.evaluation.metrics import Metric, load_metrics
 from fedmoe.evaluation.personal_model import ModelFacts, PersonalModel, Predictor
 from fedmoe.federations import BuiltFederation, build_federation
@@ -34,6 +35,7 @@ from fedmoe.models.task import REGRESSION_LOSSES, Classification, Regression, Ta
 from fedmoe.run_privacy import RunPrivacy, resolve_privacy
 from fedmoe.training.backends import Backend, choose_backend, cohort_size, kernel_notes
 from fedmoe.training.class_weights import balanced_weights, explicit_weights
+from fedmoe.training.devices import CPU, DeviceName, choose_device
 from fedmoe.training.fallbacks import fallback_note
 from fedmoe.training.local import LocalTrainer
 
@@ -50,7 +52,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that a run needs, built once. `config` holds the backend that was chosen."""
+    """Everything that a run needs, built once. `config` holds the backend and the device that were chosen."""
 
     config: ExperimentConfig
     federation: Federation
@@ -69,6 +71,10 @@ class Parts:
     def __repr__(self) -> str:
         model = f"expert of {self.expert.num_weights:,} weights"
         return f"<Parts of {self.title}: {self.backend} backend; {model}; {self.federation!r}>"
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.config.engine.device)
 
     @property
     def backend(self) -> Backend:
@@ -145,26 +151,32 @@ def build(
     whole = source.federation
     if config.evaluation.pooled:
         whole = with_pooled_client(whole, config.evaluation.pooled, config.seed)
+    gate = gate_of(config, gate, whole)
     networks = build_networks(config.model, whole, starting(config.model, expert, whole), gate)
-    backend = resolve_backend(config, networks)
+    _require_targets_of_the_task(config, whole)
+    device = resolve_device(config.engine, private=config.privacy is not None)
+    backend = resolve_backend(config, networks) if device == "cpu" else "batched"
     weights = class_weights(config, whole)
     common = build_common_expert(config, whole, whole.load(0).train.x[:2], expert, common_expert)
     Drawing(whole.participants, config.schedule.pool, config.schedule.anchors).check(
         clients_per_round(config), whole.num_clients
     )
     _require_same_groups(config)
-    setup = build_setup(config, whole, unlabelled_new_clients(whole), networks, backend, weights, common)
+    setup = build_setup(
+        config, whole, unlabelled_new_clients(whole), networks, backend, weights, common, torch.device(device)
+    )
     made = build_algorithm(config, setup)
     privacy = resolve_privacy(config, made)
     if privacy:
         made = privately(made, setup.clients_per_round)
     whole = with_cached(whole, made.once_of_examples)
-    notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") else []
+    notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") and device == "cpu" else []
     if config.schedule.release and made.release is None:
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
     if made.priors is not None:
         notes += prior_notes(whole, setup.unlabelled_new_clients, fits_together=bool(made.after_rounds))
-    resolved = config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
+    chosen = {"backend": backend, "device": device}
+    resolved = config.model_copy(update={"engine": config.engine.model_copy(update=chosen)})
     size = config.engine.cohort_size or cohort_size(networks, backend)
     if config.engine.one_client_per_message:
         size = 1
@@ -189,7 +201,7 @@ def build_without_data(
 ) -> Parts:
     """The parts of a run that is over: what its models need, and nothing to train with. PyTorch computes them."""
     federation = federation_without_data(facts)
-    networks = make_networks(config.model, federation, expert, gate)
+    networks = make_networks(config.model, federation, expert, gate_of(config, gate, federation))
     some_x = torch.zeros(2, *federation.input_shape, dtype=federation.input_dtype)
     common = build_common_expert(config, federation, some_x, expert, common_expert)
     unlabelled = facts.unlabelled_new_clients
@@ -273,6 +285,12 @@ def _require_same_groups(config: ExperimentConfig) -> None:
         )
 
 
+def gate_of(config: ExperimentConfig, gate: ModuleOrFactory | None, federation: Federation) -> ModuleOrFactory | None:
+    """The user's, or that of the section [gate]; None: a gate of the expert's kind."""
+    chosen = config.gate
+    return gate if gate is not None or chosen is None else lambda: _model(chosen, federation, 1)
+
+
 def _model(config: ModelConfig, federation: Federation, outputs: int) -> nn.Module:
     return build_model(config, federation.input_shape, outputs, federation.vocabulary_size)
 
@@ -285,6 +303,7 @@ def build_setup(
     backend: Backend,
     weights: tuple[float, ...] | None = None,
     common: CommonExpert | None = None,
+    device: torch.device = CPU,
 ) -> AlgorithmSetup:
     """`weights` are those of classes."""
     _require_images(config, federation)
@@ -292,9 +311,9 @@ def build_setup(
     task = task_of(config, federation)
     return AlgorithmSetup(
         *networks,
-        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, weights, task),
-        local=LocalTrainer(config.training.local, backend, class_weights=weights, task=task),
-        personal=LocalTrainer(config.training.personal, backend, class_weights=weights, task=task),
+        federated=LocalTrainer(config.training.federated, backend, config.schedule.rounds, weights, task, device),
+        local=LocalTrainer(config.training.local, backend, class_weights=weights, task=task, device=device),
+        personal=LocalTrainer(config.training.personal, backend, class_weights=weights, task=task, device=device),
         clients_per_round=None if number is None else number - (anchors.per_round if anchors else 0),
         num_clients=federation.num_clients,
         num_participants=len(federation.participants),
@@ -380,6 +399,37 @@ def _require_images(config: ExperimentConfig, federation: Federation) -> None:
                 f"training.{stage}.augment={augment!r} changes images (channels, height, width), but these examples "
                 f"have shape {federation.input_shape}. Leave it away, or choose image data."
             )
+
+
+def _require_targets_of_the_task(config: ExperimentConfig, federation: Federation) -> None:
+    of_classes = federation.target_shape is None
+    for name in config.schedule.stop_at or {}:
+        if name in ALWAYS_MEASURED if of_classes else name == "accuracy":
+            task = "have classes" if of_classes else "are a regression"
+            raise ConfigError(
+                f"schedule.stop_at has a target for {name!r}, but these data {task}. Choose loss, or another metric."
+            )
+
+
+def resolve_device(engine: EngineConfig, *, private: bool = False) -> DeviceName:
+    """Where to train; `auto` steps back where the other settings need the CPU."""
+    device = choose_device(engine.device)
+    if device == "cpu":
+        return device
+    for key, value, fits in (
+        ("engine.name", engine.name, engine.name == "embedded"),
+        ("engine.backend", engine.backend, engine.backend in ("auto", "batched")),
+        ("engine.workers", engine.workers, engine.workers in (None, 1)),
+        ("privacy", "…", not private),
+    ):
+        if not fits and engine.device == "auto":
+            return "cpu"
+        if not fits:
+            raise ConfigError(
+                f"engine.device={device!r} and {key}={value!r} do not go together: on a device one process of the "
+                f"embedded engine trains with the batched backend, without noise. Remove {key}, or engine.device."
+            )
+    return device
 
 
 def resolve_backend(config: ExperimentConfig, networks: tuple[Network, Network]) -> Backend:

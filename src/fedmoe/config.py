@@ -138,6 +138,9 @@ class EngineConfig(Section):
     name: Literal["embedded", "ray", "flower"] = "embedded"
     workers: PositiveInt | None = None  # default: one per core
     backend: Literal["auto", "native", "batched", "sequential"] = "auto"
+    # Where the batched backend computes, in one process; "auto": cuda or mps where PyTorch finds one and nothing else
+    # here needs the CPU.
+    device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"
     cohort_size: PositiveInt | None = None  # clients trained together: 1 sequential, 16 batched
     retries: NonNegativeInt = 2  # times that a cohort is run again because its worker was lost
     address: str | None = None  # of a Ray cluster, such as "10.0.0.1:6379" or "auto"; default: a Ray of this machine
@@ -156,6 +159,7 @@ class ExperimentConfig(Section):
     split: SplitConfig = MajoritySplit()
     opt_out: OptOutConfig = OptOutConfig()
     model: ModelConfig = MlpModel()
+    gate: ModelConfig | None = None  # default: the same kind as `model`
     common_expert: CommonExpertConfig | None = None  # a frozen network that every client has (Dun et al. 2023)
     algorithm: AlgorithmChoice = AlgorithmChoice()
     training: TrainingConfig = TrainingConfig()
@@ -295,7 +299,7 @@ def parse_config(table: Mapping[str, Any], algorithm: AlgorithmFactory | None = 
         rest = {key: value for key, value in table.items() if key != "algorithm"}
         return with_algorithm(parse_config(rest), algorithm, table.get("algorithm", {}))
     table = {key: value for key, value in table.items() if not (key == RECORDED and isinstance(value, Mapping))}
-    for section, default in (("split", {"kind": "majority"}), ("model", {"name": "mlp"})):
+    for section, default in (("split", {"kind": "majority"}), ("model", {"name": "mlp"}), ("gate", {"name": "mlp"})):
         if isinstance(given := table.get(section), Mapping):
             table = {**table, section: {**default, **given}}
     require_finite(table)

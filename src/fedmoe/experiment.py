@@ -100,7 +100,7 @@ def run_events(
     """
     run = RunDirectory(directory)
     with run.opened():
-        config = _with_recorded_backend(config, run)
+        config = _with_recorded_choices(config, run)
         parts = assembly.build(
             config,
             federation=federation,
@@ -121,12 +121,14 @@ def run_events(
         yield from _Run(parts, run, run_id, command, should_stop, connect).events(started, extended=extended)
 
 
-def _with_recorded_backend(config: ExperimentConfig, run: RunDirectory) -> ExperimentConfig:
+def _with_recorded_choices(config: ExperimentConfig, run: RunDirectory) -> ExperimentConfig:
     """A resume computes as the run began, whatever would be chosen now."""
-    if config.engine.backend != "auto" or not run.config.exists():
+    asked = config.engine
+    if "auto" not in (asked.backend, asked.device) or not run.config.exists():
         return config
-    engine = config.engine.model_copy(update={"backend": run.read_config()["engine"]["backend"]})
-    return config.model_copy(update={"engine": engine})
+    chosen = {"device": "cpu", **run.read_config()["engine"]}
+    free = {key: chosen[key] for key in ("backend", "device") if getattr(asked, key) == "auto"}
+    return config.model_copy(update={"engine": asked.model_copy(update=free)})
 
 
 def _adopt(rounds_of: Path, run: RunDirectory, parts: Parts, run_id: str) -> tuple[str | None, list[str]]:

@@ -33,6 +33,9 @@ def explain(config: ExperimentConfig) -> Explanation:
     backend = parts.backend
     asked = config.engine.backend != "auto"
     why = f"engine.backend={backend!r} asks for it" if asked else reason((parts.expert, parts.gate), backend)
+    on_cpu = parts.device.type == "cpu"
+    if not on_cpu:
+        why = f"it is what computes on engine.device={parts.device.type!r}"
     layers = [layer.describe() for layer in parts.expert.program.layers] if backend == "native" else []
     talks = bool(parts.algorithm.round)
     return Explanation(
@@ -40,7 +43,7 @@ def explain(config: ExperimentConfig) -> Explanation:
         why,
         parts.expert.num_weights,
         layers,
-        config.engine.workers or default_workers(),
+        config.engine.workers or (default_workers() if on_cpu else 1),
         config.schedule.rounds if talks else 0,
         _time_round(parts) if talks else None,
         [*parts.notes, *parts.fallback_notes()],

@@ -54,6 +54,11 @@ def _require_extendable(run: RunDirectory, parts: Parts, begun_with: int) -> Non
             "(training.federated.rate_over_rounds): with more rounds every one would be another. Choose another "
             "directory (--dir); with rate_over_rounds.over set, a run can go on."
         )
+    if parts.privacy is not None:
+        raise RunError(
+            f"{run.path} was begun with {begun_with} rounds, and the budget of its section [privacy] is planned for so "
+            "many. Choose another directory (--dir) for more."
+        )
     if stopped := next((event for event in run.read_metrics() if event["event"] == "stopped"), None):
         raise RunError(
             f"{run.path} ended after round {stopped['round']}, since {stopped['reason']}: it would end there with more "

@@ -20,6 +20,8 @@ def test_a_point_has_the_mean_over_clients_of_each_metric():
     found = validation_point([score(0, 0.5, 1.0, auc=0.6), score(1, 1.0, 3.0, auc=math.nan)])
     assert found == {"clients": 2, "accuracy": 0.75, "loss": 2.0, "auc": 0.6}
     assert validation_point([score(0, 0.5, 1.0, auc=math.nan)])["auc"] is None
+    diverged = validation_point([score(0, math.nan, math.nan), score(1, math.nan, 1.0)])  # accuracy: of a regression
+    assert diverged["accuracy"] is None and math.isnan(diverged["loss"])
 
 
 def test_every_target_must_be_reached_in_its_own_direction():

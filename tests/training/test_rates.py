@@ -128,8 +128,12 @@ def after_the_rounds(config, store):
     return trees.to_bytes(session.server), read_private(store)
 
 
+QUICK = ("fedavg", "ditto", "apfl", "scaffold", "fedrep", "fedmix")
+IN_ROUNDS = [name for name in CATALOG if name not in ("local_only", "centralized", "common_expert")]
+
+
 @pytest.mark.parametrize(
-    "name", [name for name in CATALOG if name not in ("local_only", "centralized", "common_expert")]
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in IN_ROUNDS]
 )
 def test_a_schedule_over_rounds_reaches_every_algorithm(name, tmp_path):
     """Half of the rate in the first of two rounds to warm up is half of the rate."""

@@ -105,6 +105,12 @@ class Observe(Protocol):
     ) -> Observation: ...
 
 
+class Figures(Protocol):
+    """Numbers that the server can tell from what it was sent anyway, such as norms: on record with the reports."""
+
+    def __call__(self, before: Any, updates: Mapping[ClientId, Any], /) -> dict[str, float]: ...
+
+
 def one_cohort(_broadcast: Any, /) -> Hashable:
     return 0
 
@@ -128,6 +134,7 @@ class Exchange(NamedTuple):
     cohort_key: CohortKey = one_cohort
     private_update: PrivateUpdate | None = None
     observe: Observe | None = None
+    figures: Figures | None = None
 
 
 class Validation(NamedTuple):

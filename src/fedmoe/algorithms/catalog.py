@@ -12,6 +12,7 @@ from fedmoe.algorithms.biased_fedavg import biased_fedavg
 from fedmoe.algorithms.centralized import CentralizedConfig, centralized
 from fedmoe.algorithms.common_expert import CommonExpertConfig, common_expert
 from fedmoe.algorithms.ditto import DittoConfig, ditto
+from fedmoe.algorithms.domain_experts import DomainExpertsConfig, domain_experts
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedem import FedEmConfig, fedem
 from fedmoe.algorithms.fedjets.algorithm import fedjets
@@ -42,6 +43,7 @@ CATALOG = {
     "specialist_mixture": Entry(FedAvgConfig, specialist_mixture, "Specialist mixture", "fedavg"),
     "local_global_mixture": Entry(FedAvgConfig, local_global_mixture, "Local-global mixture", "fedavg"),
     "prior_mixture": Entry(PriorMixtureConfig, prior_mixture, "Prior mixture", None),
+    "domain_experts": Entry(DomainExpertsConfig, domain_experts, "Domain experts", None),
     "fedmix": Entry(FedMixConfig, fedmix, "FedMix", None),
     "biased_fedavg": Entry(PartialPersonalizationConfig, biased_fedavg, "Biased FedAvg", None),
     "lg_fedavg": Entry(LgFedAvgConfig, lg_fedavg, "Local/Global", None),

@@ -261,8 +261,8 @@ def _leave_with(parent: int) -> None:
 
 
 def open_transport(parts: Parts, store: Path, run_id: str) -> InProcess | Forked:
-    """As many workers as the config says, by default one per core."""
-    wanted = parts.config.engine.workers or default_workers()
+    """As many workers as the config says, by default one per core; one for a device, which they would only share."""
+    wanted = parts.config.engine.workers or (default_workers() if parts.device.type == "cpu" else 1)
     return start(Worker(parts, store, run_id), wanted, parts.config.engine.retries)
 
 

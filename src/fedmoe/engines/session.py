@@ -226,6 +226,7 @@ class Session:
                 if exchange.observe:
                     attempt.experts = exchange.observe(before, attempt.server, *replies[:3]).as_event()
                 attempt.reports |= _mean_reports(replies.reports)
+                attempt.reports |= exchange.figures(before, replies.updates) if exchange.figures else {}
             yield replies
 
     def _too_few(self, exchange: Exchange, replies: Replies) -> str | None:

@@ -28,6 +28,7 @@ from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.evaluation.score_message import VALIDATION, score_message
 from fedmoe.private_steps import PrivateSteps
 from fedmoe.streams import Streams, torch_stream
+from fedmoe.training.devices import predicting_on
 from fedmoe.training.inference import clients_of
 
 
@@ -39,7 +40,7 @@ class Worker:
     ) -> None:
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
-        self.metrics, self.task = parts.metrics, parts.task
+        self.metrics, self.task, self.device = parts.metrics, parts.task, parts.device
         self.seed = parts.config.seed
         self._open_store = partial(open_store, store, run_id)
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
@@ -175,8 +176,9 @@ class Worker:
         (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
         if not len(rows.y):
             return []
+        predict = predicting_on(self.device, self.algorithm.predict, shared, state, None)
         found = self._with_own_metrics(
-            score_examples(lambda x: self.algorithm.predict(shared, state, None, x), rows, self.metrics, self.task),
+            score_examples(predict, rows, self.metrics, self.task),
             shared, state, None, rows,
         )  # fmt: skip
         return [Score(client, False, "before", VALIDATION, *found[:4], reliability=found.reliability)]
@@ -231,9 +233,8 @@ class Worker:
         answer = self.algorithm.scored_answers[name]
         if answer.batch_size:
             rows = take(rows, torch.randperm(len(rows.y), generator=torch_stream(self.seed, "questions", client, data)))
-        found = score_examples(
-            lambda x: answer.predict(shared, state, personal, x), rows, self.metrics, self.task, answer.batch_size
-        )
+        predict = predicting_on(self.device, answer.predict, shared, state, personal)
+        found = score_examples(predict, rows, self.metrics, self.task, answer.batch_size)
         found = self._with_own_metrics(found, shared, state, personal, rows)
         chosen = answer.is_candidate and self.algorithm.choice is not None and self.algorithm.choice(personal) == name
         unseen = client >= self.federation.num_clients

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from fedmoe.errors import ConfigError
-from fedmoe.evaluation.metric_catalog import METRICS
+from fedmoe.evaluation.metric_catalog import ALWAYS_MEASURED, METRICS
 from fedmoe.evaluation.metrics import Score
 
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False} | {name: spec.higher_is_better for name, spec in METRICS.items()}
@@ -25,19 +25,20 @@ def require_targets(targets: Mapping[str, float], measured: Sequence[str]) -> No
                 f"schedule.stop_at has a target for {name!r}, of which it is not known whether more is better. Choose "
                 f"from accuracy, loss, {', '.join(one for one in METRICS if not METRICS[one].per_class)}."
             )
-        if name in METRICS and name not in measured:
+        if name in METRICS and name not in (*measured, *ALWAYS_MEASURED):
             raise ConfigError(
                 f"schedule.stop_at has a target for {name!r}, which is not measured. Add it to evaluation.metrics."
             )
 
 
 def validation_point(scores: Sequence[Score]) -> dict[str, Any]:
-    """Means over clients, as in the summary of a run; of a metric those clients count where it is defined."""
+    """Means over clients, as in the summary of a run: of those for whom it is defined, but for the loss, which is no
+    number where a model diverged."""
     columns: dict[str, list[float]] = {}
     for score in scores:
         for name, value in {"accuracy": score.accuracy, "loss": score.loss, **score.metrics}.items():
             columns.setdefault(name, []).append(value)
-    defined = {name: _numbers(values) if name in METRICS else values for name, values in columns.items()}
+    defined = {name: values if name == "loss" else _numbers(values) for name, values in columns.items()}
     return {"clients": len(scores), **{name: fmean(values) if values else None for name, values in defined.items()}}
 
 

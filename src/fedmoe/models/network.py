@@ -69,6 +69,7 @@ class Network:
         self._refuse_nothing_to_train()
         self._places = parameter_places(self._module)
         self._constant_places = constant_places(self._module)
+        self._constants_by_device: dict[torch.device, Tensors] = {}  # copies, each made once
         self._cohort_forward = cohort_forward(self._module)
         self._installed: Tensors | None = None
         self._output_input: list[Tensor] | None = None
@@ -92,6 +93,8 @@ class Network:
             self._module.train(training)
             for layer in self._with_statistics:
                 layer.eval()
+        if self._constant_places:
+            self._bring_constants(x.device)
         output: Tensor = self._module(x)
         return output
 
@@ -106,6 +109,22 @@ class Network:
 
     def set_constants(self, constants: Tensors) -> None:
         """Other tensors in their place: on another device, of another type, or those of a trace."""
+        self._constants_by_device = {}
+        self._place_constants(constants)
+
+    def _bring_constants(self, device: torch.device) -> None:
+        """To where the examples are."""
+        owner, attribute = next(iter(self._constant_places.values()))[0]
+        here = owner[attribute].device
+        if here == device:
+            return
+        copies = self._constants_by_device
+        copies.setdefault(here, self.constants)
+        if device not in copies:
+            copies[device] = {name: tensor.to(device) for name, tensor in copies[here].items()}
+        self._place_constants(copies[device])
+
+    def _place_constants(self, constants: Tensors) -> None:
         for name, places in self._constant_places.items():
             for owner, attribute in places:
                 owner[attribute] = constants[name]
@@ -173,7 +192,11 @@ class Network:
         if self.native:
             return self(params_S, x_SB)
         assert self._cohort_forward is not None
-        frozen_S = {name: tensor.expand(len(x_SB), *tensor.shape) for name, tensor in self.frozen.items()}
+        frozen = self.frozen
+        if frozen and not x_SB.is_cpu:
+            self._bring_constants(x_SB.device)
+            frozen = {name: self.constants[name] for name in frozen}
+        frozen_S = {name: tensor.expand(len(x_SB), *tensor.shape) for name, tensor in frozen.items()}
         return self._cohort_forward({**frozen_S, **params_S}, x_SB)
 
     def with_features(self, params: Tensors, x: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:

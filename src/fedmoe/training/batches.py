@@ -8,6 +8,7 @@ from torch import Tensor
 from fedmoe.core_types import Examples, Tensors
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch
+from fedmoe.training.devices import to_device
 from fedmoe.training.inference import pad_rows
 
 
@@ -33,12 +34,14 @@ def take_many(data: Examples, rows: list[int], indices: list[Tensor], noise: lis
     longest = max(len(index) for index in indices)
     index_RB = pad_rows(indices, longest)
     real_RB = torch.arange(longest) < torch.tensor([len(index) for index in indices])[:, None]
+    device = data.y.device
     # One index over the rows of all clients: copies whole rows, several times faster than two indices.
-    flat_RB = index_RB + data.y.shape[1] * torch.tensor(rows)[:, None]
+    flat_RB = to_device(index_RB + data.y.shape[1] * torch.tensor(rows)[:, None], device)
 
     def rows_of(tensor: Tensor) -> Tensor:
         return tensor.flatten(0, 1).index_select(0, flat_RB.flatten()).view(*flat_RB.shape, *tensor.shape[2:])
 
     extra = {name: rows_of(tensor) for name, tensor in data.extra.items()}
     drawn = {name: pad_rows([draw[name] for draw in noise], longest) for name in (noise[0] if noise else {})}
-    return Batch(rows_of(data.x), rows_of(data.y), extra | drawn, training=True), real_RB
+    batch = Batch(rows_of(data.x), rows_of(data.y), extra | to_device(drawn, device), training=True)
+    return batch, to_device(real_RB, device)

@@ -10,6 +10,7 @@ from fedmoe.core_types import Examples, Tree
 from fedmoe.errors import ConfigError
 from fedmoe.setting_types import PositiveFloat
 from fedmoe.training.batch import Batch, Loss, Trainable
+from fedmoe.training.devices import to_device
 from fedmoe.training.kernel_spec import KernelSpec
 
 # By number, by name, or such that every class counts alike in all.
@@ -21,9 +22,17 @@ class ClassWeightedLoss:
 
     def __init__(self, loss: Loss, weights: Sequence[float]) -> None:
         self.loss, self.weights_C = loss, torch.tensor(weights)
+        self._elsewhere: dict[torch.device, Tensor] = {}  # copies on other devices, each made once
 
     def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
-        return self.loss(trainable, frozen, batch) * self.weights_C[batch.y]
+        return self.loss(trainable, frozen, batch) * self._weights_on(batch.y.device)[batch.y]
+
+    def _weights_on(self, device: torch.device) -> Tensor:
+        if device == self.weights_C.device:
+            return self.weights_C
+        if device not in self._elsewhere:
+            self._elsewhere[device] = to_device(self.weights_C, device)
+        return self._elsewhere[device]
 
     def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str:
         spec_of = getattr(self.loss, "kernel_spec", None)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedmoe.core_types import Tree
 from fedmoe.errors import MessageError
+from fedmoe.training.devices import to_device
 from fedmoe.training.flat import Layout
 
 NORM_EPSILON = 1e-6  # of clip_grad_norm_; in native/training.h too
@@ -46,11 +47,11 @@ class Corrections(NamedTuple):
             proximal and _packed(proximal.towards_S, layout, flat_SP, "the weights of the proximal term"),
             proximal.strength if proximal else 0.0,
             None if gradient_offset is None else _packed(gradient_offset, layout, flat_SP, "the gradient offset"),
-            None if trained_names is None else _untrained(trained_names, layout),
+            None if trained_names is None else to_device(_untrained(trained_names, layout), flat_SP.device),
             max_norm,
         )
 
-    def apply(self, grad_RP: Tensor, point_RP: Tensor, rows: list[int] | slice) -> None:
+    def apply(self, grad_RP: Tensor, point_RP: Tensor, rows: list[int] | slice | Tensor) -> None:
         """In place. `point_RP` are the parameters at which the gradient was taken."""
         if self.anchor_SP is not None:
             grad_RP.add_(point_RP - self.anchor_SP[rows], alpha=self.strength)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedmoe.core_types import Examples
 from fedmoe.training.batch import Loss
+from fedmoe.training.devices import to_device
 
 
 class EarlyStopping(NamedTuple):
@@ -40,7 +41,8 @@ class Best:
         self.checks_since_S[improved] = 0
         self.loss_S[improved] = losses[better]
         for name, copies in self.copies.items():
-            copies[improved] = flat[name][improved]
+            at = to_device(improved, copies.device)
+            copies[at] = flat[name][at]
         return [s for s in still_training if self.checks_since_S[s] < self.patience]
 
     def restore(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:

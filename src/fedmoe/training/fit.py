@@ -22,6 +22,7 @@ from fedmoe.training.backends import Backend
 from fedmoe.training.batch import Batch, BatchTerm, Loss, Trainable
 from fedmoe.training.batches import batch_streams, take, take_many
 from fedmoe.training.corrections import Corrections, Proximal
+from fedmoe.training.devices import CPU, computing_on, examples_to, index_on, to_device, to_host
 from fedmoe.training.early_stopping import Best, EarlyStopping
 from fedmoe.training.fallbacks import report_fallback
 from fedmoe.training.flat import Layout
@@ -85,9 +86,18 @@ def fit(
     backend: Backend,
     frozen: Tree = None,
     stopping: EarlyStopping | None = None,
+    device: torch.device = CPU,
 ) -> Fitted:
-    """Train every client of the cohort on its own. `frozen` is a tree with a client axis that no group changes."""
+    """Train every client of the cohort on its own. `frozen` is a tree with a client axis that no group changes.
+
+    On another `device` (batched backend) the cohort goes there, and what it comes to comes back.
+    """
     frozen = {} if frozen is None else frozen
+    if device.type != "cpu":
+        there = {name: _on(group, device) for name, group in groups.items()}
+        stopping = stopping and stopping._replace(data=examples_to(stopping.data, device))
+        trained = _Cohort(there, schedule, rng, backend, to_device(frozen, device), stopping).train()
+        return Fitted(*to_host(tuple(trained)))
     if backend != "sequential":
         return _Cohort(groups, schedule, rng, backend, frozen, stopping).train()
     parts = []
@@ -111,6 +121,15 @@ def _only(group: Group, s: int) -> Group:
         data=_row(group.data, s),
         proximal=group.proximal and group.proximal._replace(towards_S=row(group.proximal.towards_S)),
         gradient_offset=None if group.gradient_offset is None else row(group.gradient_offset),
+    )
+
+
+def _on(group: Group, device: torch.device) -> Group:
+    return group._replace(
+        params=to_device(group.params, device),
+        data=examples_to(group.data, device),
+        proximal=group.proximal and group.proximal._replace(towards_S=to_device(group.proximal.towards_S, device)),
+        gradient_offset=None if group.gradient_offset is None else to_device(group.gradient_offset, device),
     )
 
 
@@ -152,7 +171,7 @@ class _Cohort:
             )
             for name, group in groups.items()
         }
-        self.size = len(rng.clients)
+        self.size, self.device = len(rng.clients), next(iter(self.flat.values())).device
         self.steps_S = self._steps_per_epoch()
         self.taken_S = [0] * self.size
         self.rates = {name: self._rates(group, rng) for name, group in groups.items() if group.rates}
@@ -174,7 +193,7 @@ class _Cohort:
             }
             self.grads = {name: torch.empty_like(flat) for name, flat in self.flat.items()}
             self.frozen_of_one = trees.pick(frozen, 0)
-        self.loss_S, self.epochs_S = torch.zeros(self.size), torch.zeros(self.size)
+        self.loss_S, self.epochs_S = torch.zeros(self.size, device=self.device), torch.zeros(self.size)
 
     def _native_epochs(self, rng: Streams) -> NativeEpochs | None:
         spec = kernel_spec_of(self.groups, self.frozen)
@@ -196,7 +215,7 @@ class _Cohort:
             if not still_training:
                 break
             self.run_epoch(still_training)
-            self.epochs_S[_rows(still_training, self.size)] += 1
+            self.epochs_S[slice(None) if len(still_training) == self.size else still_training] += 1
             if best and (epoch % best.every == 0 or epoch == epochs):
                 still_training = best.keep(still_training, self.flat, self.validation_losses(still_training))
         flat = best.restore(self.flat) if best else self.flat
@@ -206,44 +225,57 @@ class _Cohort:
     def run_epoch(self, still_training: list[int]) -> None:
         if self.native:
             losses = self.native.run(still_training, self.steps_S, self.taken_S)
-            self.loss_S[_rows(still_training, self.size)] = torch.tensor(losses) / torch.tensor(
+            self.loss_S[self.at(still_training)] = torch.tensor(losses) / torch.tensor(
                 [self.steps_S[s] for s in still_training]
             )
             for s in still_training:
                 self.taken_S[s] += self.steps_S[s]
             return
-        self.loss_S[still_training] = 0
+        self.loss_S[self.at(still_training)] = 0
         for step in range(max(self.steps_S[s] for s in still_training)):
             self.step([s for s in still_training if step < self.steps_S[s]])
-        self.loss_S[still_training] /= torch.tensor([self.steps_S[s] for s in still_training])
+        steps = to_device(torch.tensor([self.steps_S[s] for s in still_training]), self.device)
+        self.loss_S[self.at(still_training)] /= steps
+
+    def at(self, rows: list[int]) -> list[int] | slice | Tensor:
+        """These clients, as an index to tensors with a client axis."""
+        if len(rows) == self.size:
+            return slice(None)  # a list costs ten times a slice
+        return rows if self.device.type == "cpu" else index_on(self.device, rows)
+
+    def of(self, tree: Tree, rows: list[int]) -> Tree:
+        """What these clients have of it: itself where they are all."""
+        if len(rows) == self.size:
+            return tree
+        at = self.at(rows)
+        return trees.tree_map(lambda leaf: leaf[at], tree)
 
     def step(self, rows: list[int]) -> None:
         """Gradients of all groups at the same point, then all groups move."""
-        everyone = len(rows) == self.size
-        point = self.flat if everyone else {name: flat[rows] for name, flat in self.flat.items()}
+        at, everyone, point = self.at(rows), len(rows) == self.size, self.of(self.flat, rows)
         gradients = self.private_gradients if self.privacy else self.gradients
         grads = {name: gradients(name, point, rows) for name in self.groups}
         for s in rows:
             self.taken_S[s] += 1
         counts = [self.taken_S[s] for s in rows]
-        count = counts[0] if len(set(counts)) == 1 else torch.tensor(counts)[:, None]
+        count = counts[0] if len(set(counts)) == 1 else to_device(torch.tensor(counts), self.device)[:, None]
         for name, group in self.groups.items():
-            self.corrections[name].apply(grads[name], point[name], slice(None) if everyone else rows)
+            self.corrections[name].apply(grads[name], point[name], at)
             own = self.optimizer_state[name]
-            state = own if everyone else {key: tensor[rows] for key, tensor in own.items()}
+            state = self.of(own, rows)
             rate, untrained_P = self.rate(name, rows), self.corrections[name].untrained_P
             descend(group.optimizer, point[name], grads[name], state, count, rate, untrained_P)
             if not everyone:
-                self.flat[name][rows] = point[name]
+                self.flat[name][at] = point[name]
                 for key, tensor in state.items():
-                    own[key][rows] = tensor
+                    own[key][at] = tensor
 
     def rate(self, name: str, rows: list[int]) -> float | Tensor:
         """Of the step that has just been counted: a number, or (R, 1) where clients are differently far."""
         if name not in self.rates:
             return self.groups[name].optimizer.learning_rate
         rates = [float(self.rates[name][s][self.taken_S[s] - 1]) for s in rows]
-        return rates[0] if len(set(rates)) == 1 else torch.tensor(rates)[:, None]
+        return rates[0] if len(set(rates)) == 1 else to_device(torch.tensor(rates), self.device)[:, None]
 
     def gradients(self, name: str, point: dict[str, Tensor], rows: list[int]) -> Tensor:
         group = self.groups[name]
@@ -259,7 +291,7 @@ class _Cohort:
             many = (name, group.loss, group.batch_term, self.layouts, point, frozen, batches, real_RB)
             loss, grad = gradients_of_many(*many)
         if name == next(iter(self.groups)):
-            self.loss_S.index_add_(0, torch.tensor(rows), loss)
+            self.loss_S.index_add_(0, index_on(self.device, rows), loss)
         return grad
 
     def private_gradients(self, name: str, point: dict[str, Tensor], rows: list[int]) -> Tensor:
@@ -289,7 +321,7 @@ class _Cohort:
             if group.noise
             else []
         )
-        frozen = self.frozen if len(rows) == self.size else trees.tree_map(lambda leaf: leaf[rows], self.frozen)
+        frozen = self.of(self.frozen, rows)
         batches, real_RB = take_many(group.data, rows, indices, noise)
         batches.x = self.augmented(name, rows, indices, batches.x)
         return batches, real_RB, frozen
@@ -299,19 +331,20 @@ class _Cohort:
         if how is None:
             return x_RB
         draws = [how.draw(self.augment_generators[name][s], len(index)) for s, index in zip(rows, indices, strict=True)]
-        return how.change(x_RB.flatten(0, 1), pad_rows(draws, x_RB.shape[1]).flatten(0, 1)).view_as(x_RB)
+        drawn = to_device(pad_rows(draws, x_RB.shape[1]).flatten(0, 1), self.device)
+        with computing_on(self.device):
+            return how.change(x_RB.flatten(0, 1), drawn).view_as(x_RB)
 
     def validation_losses(self, still_training: list[int]) -> Tensor:
         """Mean validation loss per client that is still training; -inf, always the best, for one without examples."""
         assert self.stopping is not None
         loss = self.stopping.loss
-        everyone = len(still_training) == self.size
-        data = self.stopping.data if everyone else trees.tree_map(lambda leaf: leaf[still_training], self.stopping.data)
-        flat = self.flat if everyone else {name: rows[still_training] for name, rows in self.flat.items()}
-        frozen = self.frozen if everyone else trees.tree_map(lambda leaf: leaf[still_training], self.frozen)
+        every = self.stopping.data
+        x, y, extra, flat, frozen = self.of((every.x, every.y, every.extra, self.flat, self.frozen), still_training)
+        data = Examples(x, y, every.counts[still_training], extra)
         params = {name: self.layouts[name].unpack(rows) for name, rows in flat.items()}
         losses = per_example(lambda tree, batch: loss(tree[0], tree[1], batch), (params, frozen), data, self.backend)
-        mean_S: Tensor = losses.sum(1) / data.counts
+        mean_S: Tensor = to_host(losses.sum(1)) / data.counts
         return mean_S.masked_fill(data.counts == 0, -torch.inf)
 
     def _rates(self, group: Group, rng: Streams) -> list[Tensor]:
@@ -332,10 +365,6 @@ class _Cohort:
             return [self.schedule.steps if able else 0 for able in able_S]
         batch_size = self.schedule.batch_size
         return [-(-count // batch_size) if able else 0 for count, able in zip(counts_GS[0], able_S, strict=True)]
-
-
-def _rows(still_training: list[int], size: int) -> list[int] | slice:
-    return slice(None) if len(still_training) == size else still_training  # a list costs ten times a slice
 
 
 def _leaves(layout: Layout, row_P: Tensor, trained_names: frozenset[str] | None) -> Tree:

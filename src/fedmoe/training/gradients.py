@@ -8,9 +8,10 @@ from torch.func import vmap
 
 from fedmoe import trees
 from fedmoe.core_types import Tensors, Tree
-from fedmoe.errors import ConfigError
+from fedmoe.errors import ConfigError, RunError
 from fedmoe.training.batch import Batch, BatchTerm, Loss, Trainable
 from fedmoe.training.classifier import ClassifierLoss
+from fedmoe.training.devices import computing_on
 from fedmoe.training.flat import Layout
 
 
@@ -53,16 +54,24 @@ def gradients_of_many(
     # backward through the batched forward costs half of vmap(grad).
     own = point[name].detach().requires_grad_()
     parts = (batches.x, batches.y, batches.extra)
+    device = own.device
     try:
-        if isinstance(loss, ClassifierLoss) and loss.network.reads_cohorts and not batch_term:
-            trainable_R = {group: layouts[group].unpack(flat) for group, flat in {**point, name: own}.items()}
-            losses_R = (loss.cohort(trainable_R, frozen, batches) * real_RB).sum(1) / real_RB.sum(1)
-        else:
-            losses_R = vmap(mean_loss)(own, point, frozen, parts, real_RB)
-        (grads_RP,) = torch.autograd.grad(losses_R.sum(), own)
+        with computing_on(device):
+            if isinstance(loss, ClassifierLoss) and loss.network.reads_cohorts and not batch_term:
+                trainable_R = {group: layouts[group].unpack(flat) for group, flat in {**point, name: own}.items()}
+                losses_R = (loss.cohort(trainable_R, frozen, batches) * real_RB).sum(1) / real_RB.sum(1)
+            else:
+                losses_R = vmap(mean_loss)(own, point, frozen, parts, real_RB)
+            (grads_RP,) = torch.autograd.grad(losses_R.sum(), own)
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"the device {device.type!r} has not enough memory for {len(own)} clients at once: {error}. Set a smaller "
+            "engine.cohort_size in a new run."
+        ) from error
     except RuntimeError as error:
+        elsewhere = "engine.device = 'cpu' and " if device.type != "cpu" else ""
         raise ConfigError(
             f"these clients cannot be trained batched: {error}. "
-            "Set engine.backend = 'sequential' to train them one at a time."
+            f"Set {elsewhere}engine.backend = 'sequential' to train them one at a time."
         ) from error
     return losses_R.detach(), grads_RP

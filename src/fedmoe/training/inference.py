@@ -11,6 +11,7 @@ from fedmoe import trees
 from fedmoe.core_types import Examples, Tensors, Tree
 from fedmoe.training.backends import Backend
 from fedmoe.training.batch import Batch
+from fedmoe.training.devices import computing_on, examples_to, to_device, to_host
 
 # Large enough to keep the kernels busy, small enough that activations of a convolution stay in cache.
 CHUNK = 250
@@ -19,8 +20,17 @@ CHUNK = 250
 PerExample = Callable[[Any, Batch], Tensor]
 
 
-def per_example(function: PerExample, tree_S: Tree, examples: Examples, backend: Backend) -> Tensor:
-    """``function(tree, batch) -> (B, ...)`` for every client and example: (S, N, ...); rows of padding hold zeros."""
+def per_example(
+    function: PerExample, tree_S: Tree, examples: Examples, backend: Backend, device: torch.device | None = None
+) -> Tensor:
+    """``function(tree, batch) -> (B, ...)`` for every client and example: (S, N, ...); rows of padding hold zeros.
+
+    With a `device` all goes there, and the result comes back; without, it is computed where the examples are.
+    """
+    if device is not None and device.type != "cpu":
+        there = _batched(function, to_device(tree_S, device), examples_to(examples, device))
+        result: Tensor = to_host(there)
+        return result
     if backend != "sequential":
         return _batched(function, tree_S, examples)
     rows = [_one_client(function, trees.pick(tree_S, s), one) for s, one in enumerate(clients_of(examples))]
@@ -62,7 +72,8 @@ def _batched(function: PerExample, tree_S: Tree, examples: Examples) -> Tensor:
     def one(tree: Tree, x: Tensor, y: Tensor, extra: Tensors) -> Tensor:
         return function(tree, Batch(x, y, extra))
 
-    with torch.no_grad():
+    device = examples.y.device
+    with torch.no_grad(), computing_on(device):
         outputs: Tensor = vmap(one)(tree_S, examples.x, examples.y, examples.extra)
-    present = torch.arange(examples.y.shape[1]) < examples.counts[:, None]
+    present: Tensor = to_device(torch.arange(examples.y.shape[1]) < examples.counts[:, None], device)
     return outputs * present.view(*present.shape, *[1] * (outputs.dim() - 2))

@@ -20,6 +20,7 @@ from fedmoe.training.batch import Loss
 from fedmoe.training.class_weights import ClassWeightedLoss
 from fedmoe.training.classifier import LOGIT_OFFSET, ClassifierLoss, MixtureLoss
 from fedmoe.training.corrections import Proximal
+from fedmoe.training.devices import CPU
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fit import Fitted, Group, fit
 from fedmoe.training.settings import LocalTraining
@@ -33,6 +34,7 @@ class LocalTrainer(NamedTuple):
     rounds: int = 1  # of the run, for a learning rate that changes over them
     class_weights: tuple[float, ...] | None = None  # what an example of each class counts; None: all alike
     task: Task = CLASSIFICATION
+    device: torch.device = CPU  # where the batched backend computes; what it is given and returns is on the CPU
 
     def with_settings(self, **changes: Any) -> "LocalTrainer":
         """The same with some fields of `LocalTraining` changed."""
@@ -65,7 +67,7 @@ class LocalTrainer(NamedTuple):
     def fit(
         self, groups: Mapping[str, Group], rng: Streams, frozen: Tree = None, stopping: EarlyStopping | None = None
     ) -> Fitted:
-        return fit(groups, self.settings.schedule, rng, self.backend, frozen, stopping)
+        return fit(groups, self.settings.schedule, rng, self.backend, frozen, stopping, self.device)
 
     def summed_rates(self, steps_S: Tensor, rng: Streams) -> Tensor:
         """(S,): the learning rates of so many steps together; what plain SGD moves by, were every gradient 1."""
@@ -106,7 +108,7 @@ class LocalTrainer(NamedTuple):
 
     def per_example(self, function: inference.PerExample, tree_S: Tree, examples: Examples) -> Tensor:
         """``function(tree, batch) -> (B, ...)`` for every client and example, without gradients: (S, N, ...)."""
-        return inference.per_example(function, tree_S, examples, self.backend)
+        return inference.per_example(function, tree_S, examples, self.backend, self.device)
 
     def mean_loss(
         self, network: Network, params_S: Tensors, examples: Examples, logit_offset_SC: Tensor | None = None

@@ -56,7 +56,7 @@ def descend(
     """
     if optimizer.weight_decay:
         grad_SP = _decay(optimizer, flat_SP, grad_SP, rate, untrained_P)
-    if isinstance(optimizer, Adam) and isinstance(step, int) and isinstance(rate, float):
+    if isinstance(optimizer, Adam) and isinstance(step, int) and isinstance(rate, float) and flat_SP.is_cpu:
         _fused_adam(optimizer, flat_SP, grad_SP, state, step, rate)
         return
     if isinstance(optimizer, Adam):
@@ -89,7 +89,10 @@ def _decay(
 
 
 def _fused_adam(optimizer: Adam, flat_SP: Tensor, grad_SP: Tensor, state: Tensors, step: int, rate: float) -> None:
-    """The kernel behind ``torch.optim.Adam(fused=True)``: one pass over memory instead of six."""
+    """The kernel behind ``torch.optim.Adam(fused=True)``: one pass over memory instead of six.
+
+    On the CPU alone: elsewhere it differs from version to version in what it takes.
+    """
     torch._fused_adam_(
         [flat_SP],
         [grad_SP],
