@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedmoe import cli_deployment, cli_experts
 from fedmoe.cli_data import audit_app, data_app
-from fedmoe.cli_deployment import add_commands
 from fedmoe.cli_options import Changes, ConfigPath, Directory, Rounds, Workers, console, path, read
 from fedmoe.errors import ConfigError, FedmoeError, RunError, Stopped
 
@@ -164,7 +164,8 @@ def explain_command(config: ConfigPath, changes: Changes = None, workers: Worker
     console.print(explanation_table(explain(read(config, changes, workers))))
 
 
-add_commands(app)
+cli_deployment.add_commands(app)
+cli_experts.add_commands(app)
 
 
 @app.command(name="privacy")

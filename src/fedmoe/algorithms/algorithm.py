@@ -274,6 +274,8 @@ class Algorithm(NamedTuple):
     # What a client computes once of each of its examples, by public constants alone, and keeps: it is in `extra` of all
     # examples that client functions see, under this name.
     once_of_examples: Mapping[str, Callable[[Tensor], Tensor]] = {}
+    # Of what a client was delivered and a batch: the router's log-scores of all experts, (B, M). For new clients.
+    router_scores: Callable[[Any, Tensor], Tensor] | None = None
     # Numbers of its own that are scored beside accuracy and loss, all of these names.
     measure: Measure | None = None
     measured: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,23 +59,26 @@ def predict(model: PersonalModel, x: Tensor, prior: Prior | None = None) -> Pred
 
 
 def write_predictions(predictions: Predictions, path: Path) -> None:
+    write_columns(predictions.columns(), path)
+
+
+def write_columns(columns: Mapping[str, Sequence[Any]], path: Path) -> None:
     """One line per row: .csv, or .parquet where pandas is there."""
     if path.suffix.lower() == ".csv":
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        columns = predictions.columns()
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
         write_atomically(path, text.getvalue().encode())
     elif path.suffix.lower() == ".parquet":
-        write_atomically(path, _parquet(predictions))
+        write_atomically(path, _parquet(columns))
     else:
         raise ConfigError(f"--to {path}: predictions are written as .csv or .parquet. Choose one of these endings.")
 
 
-def _parquet(predictions: Predictions) -> bytes:
+def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
     try:
-        frame = importlib.import_module("pandas").DataFrame(predictions.columns())
+        frame = importlib.import_module("pandas").DataFrame(columns)
         return bytes(frame.to_parquet(None, index=False))
     except ImportError as error:
         raise ConfigError(

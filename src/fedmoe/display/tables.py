@@ -167,3 +167,11 @@ def prediction_table(columns: Mapping[str, Sequence[Any]], title: str) -> Table:
         if row < SHOWN_ROWS:
             table.add_row(str(row), *(f"{cell:.4f}" if isinstance(cell, float) else escape(cell) for cell in cells))
     return table
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """A line for each fact."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, words in facts.items():
+        table.add_row(escape(name), escape(words))
+    return table
