@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from fedmoe import cli_deployment, cli_experts
 from fedmoe.cli_data import audit_app, data_app
+from fedmoe.cli_flower import flower_app
 from fedmoe.cli_options import Changes, ConfigPath, Directory, Rounds, Workers, console, path, read
 from fedmoe.errors import ConfigError, FedmoeError, RunError, Stopped
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(audit_app, name="audit")
+app.add_typer(flower_app, name="flower")
 
 
 def _print_version(asked: bool) -> None:

@@ -160,6 +160,12 @@ class Session:
         unasked = {client: self.delivered[client] for client in others}
         self._messages.score_in_private(unasked, self.step, final, named, self.manifest)
 
+    def leave_models(self) -> Iterator[list[ClientId]]:
+        """Clients whose node keeps their personal model as a file, as they finish. No model is sent."""
+        final = self._final_version if self.algorithm.personalize else None
+        named = self._versions.after(self._delivery_versions)
+        yield from self._messages.leave_models(self.delivered, self.step, final, named, self.manifest)
+
     def personal_model(self, client: ClientId) -> PersonalModel:
         """The model that a client ended with, once it was delivered and personalised."""
         if client not in self.delivered:
