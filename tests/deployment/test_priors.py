@@ -27,7 +27,7 @@ def test_own_balanced_and_estimated_are_answers_of_one_model(run):
     torch.testing.assert_close(even.exp(), torch.full((2,), 0.5))
     assert torch.equal(estimated, model.estimate_prior(x.numpy()))
     assert torch.equal(model(x[3], even), model(x, even)[3])
-    np.testing.assert_allclose(predict(model, x, "estimated").probabilities_NC, model(x, estimated), atol=1e-6)
+    np.testing.assert_allclose(predict(model, x, "estimated").answers_NC, model(x, estimated), atol=1e-6)
     torch.testing.assert_close(model(x, even).sum(1), torch.ones(40))
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm, LabelPriors
-from fedmoe.algorithms.label_priors.estimate import answer
 from fedmoe.algorithms.label_priors.frequencies import check_log_prior, uniform
 from fedmoe.core_types import Tensors, Tree
 from fedmoe.errors import ConfigError, DataError
@@ -84,8 +83,9 @@ class PersonalModel(nn.Module):
         if log_prior is None:
             answer_BC = self.facts.task.answer(self._predictor.algorithm.predict(*states, batch))
         else:
-            scores_BC = self._priors.prior_free(*states, batch)
-            answer_BC = answer(scores_BC, check_log_prior(log_prior, scores_BC.shape[1])).exp()
+            priors = self._priors
+            log_prior = check_log_prior(log_prior, len(priors.own(*states)))
+            answer_BC = priors.answer(*states, batch, log_prior).exp()
         return answer_BC[0] if one_row else answer_BC
 
     def log_prior(self, prior: Prior, x: Tensor | NDArray[Any] | None = None) -> Tensor:

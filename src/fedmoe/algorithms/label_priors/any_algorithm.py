@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm, Answer, Exchange, LabelPriors, OwnPrior
-from fedmoe.algorithms.label_priors.answers import prior_answers
+from fedmoe.algorithms.label_priors.answers import prior_answers, scores_and_prior
 from fedmoe.algorithms.label_priors.calibration import Calibration, CalibrationConfig, calibrated, fit_alone, identity
 from fedmoe.algorithms.label_priors.estimate import EstimateConfig, estimate_prior, neutral_scores
 from fedmoe.algorithms.label_priors.exchanges import with_calibration
@@ -65,11 +65,10 @@ def of_shared_model(algorithm: Algorithm, setup: AlgorithmSetup) -> Algorithm:
             lambda tree, batch: algorithm.predict(tree[0], tree[1], None, batch.x), (shared_S, client_S), examples
         )
 
-    priors = LabelPriors(
-        prior_free=lambda sent, client, _personal, x: calibrated(answer(sent, client, x), sent.calibration),
-        own=own_prior(setup.num_classes),
-        estimate=_estimate,
-    )
+    def prior_free(sent: Any, client: Tree, _personal: Tree, x: Tensor) -> Tensor:
+        return calibrated(answer(sent, client, x), sent.calibration)
+
+    priors = LabelPriors(prior_free, own_prior(setup.num_classes), _estimate, scores_and_prior(prior_free))
     weights, measure = algorithm.expert_weights, algorithm.measure
     return with_calibration(algorithm, CalibrationConfig(), setup, scores, None)._replace(
         expert_weights=weights and (lambda sent, client, _personal, x: weights(sent.shared, client, None, x)),
@@ -155,7 +154,8 @@ class PersonalAnswers:
 
 def of_personal_model(algorithm: Algorithm, setup: AlgorithmSetup) -> Algorithm:
     answers = PersonalAnswers(algorithm, setup)
-    priors = LabelPriors(answers.prior_free, own_prior(setup.num_classes), _estimate)
+    own, scored = own_prior(setup.num_classes), scores_and_prior(answers.prior_free)
+    priors = LabelPriors(answers.prior_free, own, _estimate, scored)
     return algorithm._replace(
         round=tuple(map(answers.in_private, algorithm.round)),
         after_rounds=tuple(map(answers.in_private, algorithm.after_rounds)),
