@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.algorithms.label_priors.any_algorithm import with_priors
+from fedmoe.algorithms.label_priors.label_groups import prior_notes
 from fedmoe.algorithms.private import privately
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
@@ -105,7 +107,7 @@ class Parts:
         by_pytorch = self.setup.federated._replace(backend="sequential")
         setup = self.setup._replace(expert=expert, gate=gate, common=common, federated=by_pytorch)
         networks = (expert, gate, *([common.network] if common else []))
-        return Predictor(self.config.algorithm.entry.factory(self.config.algorithm.options(), setup), networks)
+        return Predictor(make_algorithm(self.config, setup), networks)
 
     @property
     def weights_digests(self) -> dict[str, str]:
@@ -176,6 +178,8 @@ def build(
         )
     if config.schedule.release and made.release is None:
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
+    if made.priors is not None:
+        notes += prior_notes(whole, setup.unlabelled_new_clients, fits_together=bool(made.after_rounds))
     chosen = {"backend": backend, "device": device}
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update=chosen)})
     size = config.engine.cohort_size or cohort_size(networks, backend)
@@ -337,7 +341,7 @@ def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorith
             network.go_native()
         if setup.common is not None and setup.common.network.obstacle is None:
             setup.common.network.go_native()
-    algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
+    algorithm = make_algorithm(config, setup)
     if isinstance(setup.task, Regression) and algorithm.no_regression:
         raise ConfigError(
             f"these data are a regression, and {config.algorithm.name} cannot predict numbers: "
@@ -345,6 +349,11 @@ def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorith
         )
     _require_names(config.algorithm.name, algorithm)
     return algorithm
+
+
+def make_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorithm:
+    algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
+    return with_priors(algorithm, setup, config.algorithm.name) if config.evaluation.priors else algorithm
 
 
 def task_of(config: ExperimentConfig, federation: Federation) -> Task:

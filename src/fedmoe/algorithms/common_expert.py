@@ -58,6 +58,7 @@ def common_expert(config: CommonExpertConfig, setup: AlgorithmSetup) -> Algorith
         predict=lambda _broadcast, _client, personal, x: predict(common, personal, x),
         sample=uniform_sample(None),
         constants=common.constants,
+        frequencies="pool",
         no_regression="a common expert answers with classes",
     )
     if not config.estimate_prior:
