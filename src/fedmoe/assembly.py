@@ -26,7 +26,7 @@ from fedmoe.evaluation.metrics import Metric, load_metrics
 from fedmoe.evaluation.personal_model import ModelFacts, PersonalModel, Predictor
 from fedmoe.federations import BuiltFederation, build_federation
 from fedmoe.models.catalog import build_model
-from fedmoe.models.common_expert import CommonExpert, temperature_in
+from fedmoe.models.common_expert import PUBLIC_DIGEST, CommonExpert, temperature_in
 from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
@@ -171,6 +171,11 @@ def build(
         made = privately(made, setup.clients_per_round)
     whole = with_cached(whole, made.once_of_examples)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") and device == "cpu" else []
+    if common is not None and source.split is not None and common.public_digest not in ("", source.split.public_digest):
+        notes.append(
+            "the common expert was trained on other public rows than those of this split, so clients and their scores "
+            "may have rows that it has seen. Train it with this config: fedmoe pretrain CONFIG."
+        )
     if config.schedule.release and made.release is None:
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
     if made.priors is not None:
@@ -266,6 +271,7 @@ def build_common_expert(
         what=f"common_expert.weights={str(chosen.weights)!r}",
         embedding=chosen.embedding,
         temperature=temperature_in(notes),
+        public_digest=notes.get(PUBLIC_DIGEST, ""),
     )
 
 
