@@ -99,7 +99,8 @@ def serve_command(
 ) -> None:
     """Answer rows over HTTP with a client's model, for programs on this machine alone. Ctrl-C ends it.
 
-    POST /predict takes {"rows": [...]}; GET / tells what the model is. Needs `pip install 'fedmoe[serve]'`.
+    POST /predict takes {"rows": [...]} and, if wished, "prior": "own", "balanced" or "estimated" (from these rows).
+    GET / tells what the model is. Needs `pip install 'fedmoe[serve]'`.
 
     Example: fedmoe serve runs/wards --client north --port 8000
     """

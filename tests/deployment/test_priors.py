@@ -86,3 +86,21 @@ def test_on_the_command_line(run, wards, tmp_path, monkeypatch, capfd):
         monkeypatch, capfd, "predict", wards.directory, "--client", "north", "--data", data, "--prior", "estimated"
     )
     assert refused.code == 2 and "answers under no other label frequencies" in refused.out
+
+
+def test_over_http_a_request_names_the_prior(run, wards):
+    from deployment.test_service import Served, rows_of
+
+    rows = rows_of(20, 3)
+    with Served(run, "south") as server:
+        answers = {prior: server.predict({"rows": rows, "prior": prior}) for prior in (None, "balanced", "estimated")}
+        assert {status for status, _ in answers.values()} == {200}
+        model, x = run.personal_model("south"), run.federation.table.encode(rows)
+        for prior in ("balanced", "estimated"):
+            wanted = model(x, model.log_prior(prior, x))
+            np.testing.assert_allclose(answers[prior][1]["probabilities"], wanted, atol=1e-5)
+        status, wrong = server.predict({"rows": rows, "prior": ["own"]})
+        assert status == 400 and "one of own, balanced, estimated" in str(wrong)
+    with Served(wards, "north") as server:
+        status, refused = server.predict({"rows": rows, "prior": "own"})
+        assert status == 422 and "answers under no other label frequencies" in str(refused)
