@@ -6,11 +6,15 @@ from safetensors import safe_open
 from torch import nn
 from typer.testing import CliRunner
 
+import fedmoe
 from fedmoe.cli import app
 from fedmoe.config import parse_config
+from fedmoe.data.loading import load_dataset
 from fedmoe.errors import ConfigError
 from fedmoe.federations import build_federation
 from fedmoe.models.images import mlp
+from fedmoe.models.start_weights import write_weights
+from fedmoe.partition.draw import draw_split
 from fedmoe.pretraining import Epoch, Pretrained, fit_temperature, pretrain_events
 
 SPLIT = {
@@ -48,6 +52,20 @@ def test_it_ends_when_held_out_public_rows_say_that_it_is_good_enough():
     public = build_federation(config()).federation.public()
     assert accuracy(made.weights, public.validation) == pytest.approx(made.epoch.accuracy)
     assert (made.num_rows, made.num_held_out) == (400, 100)
+
+
+def test_a_run_whose_split_has_other_public_rows_is_warned(tmp_path):
+    _, made = run(None, 1)
+    write_weights(tmp_path / "common.safetensors", made.weights, made.notes)
+
+    def notes(**split):
+        table = config(**split).model_dump(mode="json", exclude_none=True)
+        return fedmoe.build({**table, "common_expert": {"weights": str(tmp_path / "common.safetensors")}}).notes
+
+    assert not any("other public rows" in note for note in notes())
+    assert any("other public rows" in note for note in notes(public_size=300))
+    first, second = (draw_split(config().split, load_dataset("digits", None), seed).public for seed in (0, 1))
+    assert first.tolist() == second.tolist()  # whatever the seed
 
 
 def test_a_target_out_of_reach_ends_with_the_best_epoch():

@@ -105,6 +105,7 @@ class ScheduleConfig(Section):
     validate_every: PositiveInt = 5
     release: bool = False  # let an algorithm collect the private parts that it declares for release
     max_update_norm: PositiveFloat | None = None  # an update that moved further is rejected
+    max_examples: PositiveFloat = 1e7  # an update that claims more is rejected; algorithm.max_weight caps below it
     # For every algorithm that has such a setting and does not set it itself; none: each algorithm's own default.
     server_optimizer: ServerOptimizer | None = None
     pool: PoolSchedule | None = None  # who may be drawn when; default: everyone who opted in, always
@@ -121,6 +122,7 @@ class EvaluationConfig(Section):
     every: PositiveInt | None = None  # score the state of every so many rounds too, and of the last: a learning curve
     # Names of `evaluation.metric_catalog`, or import strings: name(log-probabilities (N, C), labels (N,)) -> a number.
     metrics: Annotated[tuple[str, ...], AfterValidator(require_known)] = ()
+    priors: bool = False  # score every algorithm under own, balanced and estimated label frequencies as well
     pooled: PositiveInt | None = None  # score a new client without data on so many of everyone's validation examples
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientData, Examples, Tensors
 from fedmoe.errors import ConfigError
 from fedmoe.federations import build_federation
-from fedmoe.models.common_expert import TEMPERATURE
+from fedmoe.models.common_expert import PUBLIC_DIGEST, TEMPERATURE
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch
@@ -40,6 +40,7 @@ class Pretrained(NamedTuple):
     temperature: float  # by which its scores are calibrated on the held-out rows
     num_rows: int
     num_held_out: int
+    public_digest: str
 
     @property
     def notes(self) -> dict[str, str]:
@@ -50,6 +51,7 @@ class Pretrained(NamedTuple):
             "public_rows": str(self.num_rows),
             "public_validation_rows": str(self.num_held_out),
             TEMPERATURE: repr(self.temperature),
+            PUBLIC_DIGEST: self.public_digest,
         }
 
 
@@ -59,7 +61,8 @@ def pretrain_events(
     """Every epoch, and the end. Without a target all epochs are trained and the best one is kept."""
     if until_accuracy is not None and not 0 < until_accuracy <= 1:
         raise ConfigError(f"--until-accuracy {until_accuracy} is no share of rows. Write 0.73 for 73 percent.")
-    federation = build_federation(config).federation
+    built = build_federation(config)
+    federation = built.federation
     public = _public(config, federation.public() if federation.public else None)
     chosen = config.common_expert.model if config.common_expert and config.common_expert.model else config.model
     networks = make_networks(chosen, federation, None, None)
@@ -88,7 +91,8 @@ def pretrain_events(
     scores_NC = scores_of(trainer, network, weights_S, data.validation)
     temperature = fit_temperature(scores_NC, public.validation.y)
     weights = {**trees.pick(weights_S, 0), **network.constants}
-    yield Pretrained(weights, epoch, reached, temperature, len(public.train.y), len(public.validation.y))
+    digest = built.split.public_digest if built.split else ""
+    yield Pretrained(weights, epoch, reached, temperature, len(public.train.y), len(public.validation.y), digest)
 
 
 def _public(config: ExperimentConfig, public: PublicData | None) -> PublicData:

@@ -3,14 +3,16 @@
 import pytest
 import torch
 
-from builders import FEATURES, make_common_expert, run_algorithm, tiny_federation, tiny_setup
+from builders import CLASSES, FEATURES, make_common_expert, run_algorithm, tiny_federation, tiny_setup
 from fedmoe import trees
 from fedmoe.algorithms.average_ensembles import average_ensembles
 from fedmoe.algorithms.catalog import CATALOG
-from fedmoe.algorithms.common_expert import CommonExpertConfig, common_expert
+from fedmoe.algorithms.common_expert import CommonExpertConfig, PersonalState, common_expert, estimate_priors
+from fedmoe.algorithms.common_expert import predict as predict_alone
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.fedjets.states import FedJetsConfig, Parts, build_router
 from fedmoe.algorithms.fedmix_common import FedMixCommonConfig, fedmix_common, predict
+from fedmoe.core_types import ClientData, Examples
 from fedmoe.errors import ConfigError
 
 X = torch.randn(20, FEATURES, generator=torch.Generator().manual_seed(0))
@@ -75,3 +77,21 @@ def test_the_fedmix_variant_mixes_all_experts_by_a_gate_on_the_common_experts_em
 def test_without_a_common_expert_they_are_refused(name):
     with pytest.raises(ConfigError, match=f"algorithm.name='{name}' needs a common expert"):
         CATALOG[name].factory(CATALOG[name].config(), tiny_setup()._replace(common=None))
+
+
+def test_the_common_expert_answers_with_label_frequencies_that_are_estimated_from_inputs_alone():
+    """Two classes of three are there: the third is no longer answered, though no label was read."""
+    setup = tiny_setup()
+    common = setup.common
+    module = make_common_expert()
+    x = torch.randn(4000, FEATURES, generator=torch.Generator().manual_seed(3)) * 4
+    said = module(x).argmax(1)
+    kept = x[said != 2][:300]
+    rows = Examples(kept[None], torch.zeros(1, len(kept), dtype=torch.int64), torch.tensor([len(kept)]), {})
+    empty = rows._replace(x=rows.x[:, :0], y=rows.y[:, :0], counts=torch.tensor([0]))
+    found = estimate_priors(common, CLASSES, ClientData(empty, empty, lambda: rows)).log_prior[0].exp()
+    assert found.sum() == pytest.approx(1, abs=1e-5) and found[2] < found[:2].max() and found[2] < 1 / 3
+    answers = predict_alone(common, PersonalState(found.log()), x)
+    torch.testing.assert_close(answers, (common.log_probs(x) + found.log()).log_softmax(-1))
+    nothing = estimate_priors(common, CLASSES, ClientData(empty, empty, lambda: empty)).log_prior[0].exp()
+    torch.testing.assert_close(nothing, torch.full((CLASSES,), 1 / CLASSES))

@@ -174,7 +174,7 @@ def test_unknown_paths_other_methods_and_other_hosts(served):
 def test_what_takes_too_long_is_given_up(wards, monkeypatch):
     calm = service.predict
 
-    def slow(model, x):
+    def slow(model, x, prior=None):
         time.sleep(0.6 if len(x) == 2 else 0)
         return calm(model, x)
 

@@ -223,12 +223,19 @@ class EstimatePrior(Protocol):
     def __call__(self, scores_BC: Tensor, own_C: Tensor, /) -> Tensor: ...
 
 
+class AnswerUnder(Protocol):
+    """Log-probabilities (B, classes) of one client under a log-prior (classes,), row by row."""
+
+    def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, log_prior: Tensor, /) -> Tensor: ...
+
+
 class LabelPriors(NamedTuple):
     """How an algorithm answers under label frequencies of the user's choice."""
 
-    prior_free: PriorFree
+    prior_free: PriorFree  # what frequencies are estimated from
     own: OwnPrior
     estimate: EstimatePrior
+    answer: AnswerUnder
 
 
 class Answer(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedmoe.data.rows import RowReader
 from fedmoe.errors import ConfigError, DataError
-from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.evaluation.personal_model import PersonalModel, Prior
 from fedmoe.result import Result
 from fedmoe.storage.files import write_atomically
 
@@ -47,10 +47,12 @@ def reader_of(result: Result) -> RowReader:
     return RowReader(federation.input_shape, federation.input_dtype, federation.table)
 
 
-def predict(model: PersonalModel, x: Tensor) -> Predictions:
+def predict(model: PersonalModel, x: Tensor, prior: Prior | None = None) -> Predictions:
+    """With a `prior` the answers under these label frequencies; estimated ones are those of all the rows together."""
     try:
         with torch.no_grad():
-            parts = [model(part_B) for part_B in x.split(BATCH)]
+            log_prior = None if prior is None else model.log_prior(prior, x)
+            parts = [model(part_B, log_prior) for part_B in x.split(BATCH)]
     except (IndexError, RuntimeError) as error:  # a word beyond the vocabulary, say
         raise DataError(f"the model cannot read these rows: {str(error).splitlines()[0]}.") from error
     return Predictions(torch.cat(parts).cpu().numpy(), model.facts.class_names)

@@ -111,6 +111,12 @@ class Session:
         """
         yield from self._exchanges(Attempt(self.server), "round", self.step + 1, clients)
 
+    def replay_after_rounds(self, clients: Sequence[ClientId]) -> Iterator[Replies]:
+        """The same for all exchanges after the rounds, each of which goes on from the one before."""
+        attempt = Attempt(self.server)
+        for step in range(self.num_rounds + 1, self._steps.last_exchange + 1):
+            yield from self._exchanges(attempt, "after_rounds", step, clients)
+
     def drop_superseded(self, durable_step: int) -> None:
         """Private state that no resume can ask for any more may go."""
         versions = self._versions.superseded_by(durable_step)

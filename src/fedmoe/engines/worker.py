@@ -225,7 +225,7 @@ class Worker:
         return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
 
     def _scores(self, shared: Tree, state: Tree, client: ClientId, final: int | None) -> list[Score]:
-        trains = self.algorithm.round or self.algorithm.personalize is None
+        trains = self.algorithm.round or self.algorithm.after_rounds or self.algorithm.personalize is None
         models: dict[str, Tree | None] = {"before": None} if trains else {}
         if final is not None:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)
