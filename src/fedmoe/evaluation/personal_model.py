@@ -6,7 +6,7 @@ model on every training backend, can be moved, traced and exported, and two of t
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.core_types import Tensors, Tree
-from fedmoe.errors import DataError
+from fedmoe.errors import DataError, RunError
 from fedmoe.models.network import Network
 from fedmoe.models.task import CLASSIFICATION, Regression, Task
 
@@ -25,10 +25,23 @@ PREFIX = {"broadcast": "shared", "client": "client", "personal": "personal"}  # 
 
 
 class Predictor(NamedTuple):
-    """An algorithm, and the networks that it was made with: plain copies, which no other model uses."""
+    """An algorithm, and the networks that it was made with: plain copies, which no model of another client uses.
+
+    It holds nothing of its own (a model gives it its tensors in every call), so copies of a model share it: the
+    algorithm's functions would go on to call the networks that they were made with, not copies of these.
+    """
 
     algorithm: Algorithm
     networks: tuple[Network, ...]
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Predictor":
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise RunError(
+            "a personal model is not pickled, so torch.save(model) cannot store it. Store its tensors, "
+            "torch.save(model.state_dict(), FILE), or a program that runs without fedmoe: fedmoe export RUN."
+        )
 
 
 class ModelFacts(NamedTuple):

@@ -4,6 +4,7 @@ import inspect
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from fedmoe.errors import ConfigError
 
@@ -22,6 +23,16 @@ def build_module(factory: object, name: str, seed: int) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise ConfigError(f"the factory of the {name} returned a {type(made).__name__}. Let it return an nn.Module.")
     return made
+
+
+def require_initialised(module: nn.Module, name: str) -> None:
+    """Every client must start from weights that are there."""
+    for path, layer in module.named_modules():
+        if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+            raise ConfigError(
+                f"layer {path!r} of the {name} is a {type(layer).__name__} without weights yet. Say its input size, "
+                "or call the module with some rows before it is passed."
+            )
 
 
 def _require_no_arguments(factory: object, name: str) -> None:
