@@ -112,7 +112,7 @@ class Raises(nn.Linear):
         ),
         (
             lambda: nn.Sequential(nn.LazyLinear(3)),
-            "layer '0' of the expert is a LazyLinear without weights yet. Say its",
+            "'0.weight' of the expert belongs to a lazy layer, which has no weights yet. Say the",
         ),
         (lambda: "a module", "the factory of the expert returned a str"),
         ({"hidden": 3}, "expert= is a dict. Give an nn.Module"),

@@ -36,8 +36,8 @@ def arrays_of(source: ExampleSource, whose: str, collate: Collate | None, are_se
         if rows is not None:
             raise DataError(f"{whose}: collate returned a {type(source).__name__}. Let it return (x, y) of all rows.")
         raise DataError(f"{whose} is a {type(source).__name__}. Give (x, y) arrays, or a torch Dataset with a length.")
-    x, y, *side = (one.to_numpy() if is_frame(one) else one for one in source)
-    return (x, y, *side)
+    given: list[Any] = list(source)
+    return tuple(one.to_numpy() if is_frame(one) else one for one in given)  # type: ignore[return-value]
 
 
 def is_frame(given: object) -> bool:

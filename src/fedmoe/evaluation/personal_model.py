@@ -54,6 +54,11 @@ class ModelFacts(NamedTuple):
     input_dtype: torch.dtype = torch.float32  # whole numbers are token ids
     task: Task = CLASSIFICATION
 
+    @property
+    def answer(self) -> str:
+        """What the model gives for each row."""
+        return "numbers" if isinstance(self.task, Regression) else "probabilities"
+
 
 class Weights(nn.Module):
     """A part of a state: holds tensors under the names that they have in the user's own module."""
@@ -120,9 +125,7 @@ class PersonalModel(nn.Module):
     def __repr__(self) -> str:
         shape = ", ".join(map(str, ("B", *self.facts.input_shape)))
         head = f"PersonalModel of client {self.facts.client!r} by {self.facts.algorithm}: "
-        is_regression = isinstance(self.facts.task, Regression)
-        answer = "numbers (B, targets)" if is_regression else f"probabilities (B, {len(self.facts.class_names)})"
-        lines = [f"{head}x ({shape}) -> {answer}"]
+        lines = [f"{head}x ({shape}) -> {self.facts.answer} (B, {len(self.facts.class_names) or 'targets'})"]
         for origin, names in self.state_names().items():
             for part in dict.fromkeys(name.partition(".")[0] for name in names):
                 held = [self._tensor(name) for name in names if name.partition(".")[0] == part]

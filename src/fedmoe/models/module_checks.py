@@ -4,7 +4,7 @@ import inspect
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from fedmoe.errors import ConfigError
 
@@ -27,11 +27,11 @@ def build_module(factory: object, name: str, seed: int) -> nn.Module:
 
 def require_initialised(module: nn.Module, name: str) -> None:
     """Every client must start from weights that are there."""
-    for path, layer in module.named_modules():
-        if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+    for path, parameter in module.named_parameters():
+        if is_lazy(parameter):
             raise ConfigError(
-                f"layer {path!r} of the {name} is a {type(layer).__name__} without weights yet. Say its input size, "
-                "or call the module with some rows before it is passed."
+                f"{path!r} of the {name} belongs to a lazy layer, which has no weights yet. Say the layer's input "
+                "size, or call the module with some rows before it is passed."
             )
 
 
