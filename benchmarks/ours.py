@@ -1,8 +1,8 @@
-"""A workload in the library's embedded engine, in the way that the library itself chooses.
+"""A workload in the library's embedded engine, or another one, in the way that the library itself chooses.
 
-    python benchmarks/ours.py W1
+    python benchmarks/ours.py W1 [--engine ray]
 
-Waits for numbers of rounds on standard input; `against_loops.py` and `against_peers.py` ask.
+Waits for numbers of rounds on standard input; `against_loops.py`, `against_peers.py` and `engines.py` ask.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from fedmoe.assembly import Parts, build
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.config import ExperimentConfig, parse_config
 from fedmoe.core_types import ClientData
-from fedmoe.engines.catalog import open_transport
+from fedmoe.engines.catalog import ENGINES, open_transport
 from fedmoe.engines.embedded import default_workers
 from fedmoe.engines.protocol import Transport
 from fedmoe.engines.session import Session
@@ -46,7 +46,7 @@ MODELS = {
 }
 
 
-def config_of(workload: Workload) -> ExperimentConfig:
+def config_of(workload: Workload, engine: str) -> ExperimentConfig:
     plan = {
         "epochs": workload.epochs,
         "batch_size": workload.batch_size,
@@ -62,21 +62,22 @@ def config_of(workload: Workload) -> ExperimentConfig:
             "model": MODELS[workload.model],
             "training": {"federated": plan, "local": plan, "personal": plan},
             "schedule": {"clients_per_round": workload.clients_per_round},
+            "engine": {"name": engine},
         }
     )
 
 
-def built(workload: Workload, federation: Federation) -> Parts:
+def built(workload: Workload, federation: Federation, engine: str) -> Parts:
     """As a run builds it, on the backend that the library chooses; of the mixture's personalisation the second half."""
     if workload.averages:
-        return build(config_of(workload), federation=federation)
+        return build(config_of(workload, engine), federation=federation)
 
     def stage(setup: AlgorithmSetup) -> Algorithm:
         return specialist_mixture(FedAvgConfig(validate_every=10**9), setup)._replace(
             personalize=lambda shared, _client, _personal, data, rng: mixture_stage(setup, shared, data, rng)
         )
 
-    return build(config_of(workload), federation=federation, algorithm=stage)
+    return build(config_of(workload, engine), federation=federation, algorithm=stage)
 
 
 def mixture_stage(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
@@ -105,8 +106,8 @@ def federation_of(workload: Workload) -> Federation:
 class Ours:
     """Rounds of a session; for the mixture a round is the personalisation of all clients."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload, self.parts = workload, built(workload, federation_of(workload))
+    def __init__(self, workload: Workload, engine: str) -> None:
+        self.workload, self.parts = workload, built(workload, federation_of(workload), engine)
         self.ends = itertools.count(10**9)  # no round is the last one, which would validate
 
     def run(self, transport: Transport, rounds: int) -> None:
@@ -133,16 +134,18 @@ def with_rounds(parts: Parts, rounds: int) -> Parts:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
-    workload = WORKLOADS[parser.parse_args().workload]
+    parser.add_argument("--engine", choices=ENGINES, default="embedded")
+    arguments = parser.parse_args()
+    workload = WORKLOADS[arguments.workload]
     torch.set_num_threads(1)
-    ours = Ours(workload)
+    ours = Ours(workload, arguments.engine)
     with (
         tempfile.TemporaryDirectory() as folder,
         open_transport(ours.parts, Path(folder) / "private.sqlite", "benchmark") as transport,
     ):
         size = ours.parts.cohort_size
-        assert callable(size)
-        about = {"workers": default_workers(), "cohort_size": size(workload.clients_per_round)}
+        together = size(workload.clients_per_round) if callable(size) else size
+        about = {"workers": default_workers(), "cohort_size": together}
         serve(lambda rounds: ours.run(transport, rounds), backend=ours.parts.backend, **about, **versions())
 
 

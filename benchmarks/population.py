@@ -1,25 +1,28 @@
 """Does the cost of a round follow the sampled clients, or the population? 100 sampled of 10³, 10⁴, 10⁵, 10⁶ clients.
 
-    python benchmarks/population.py [--rounds 30] [--largest 6]
+    python benchmarks/population.py [--rounds 30] [--largest 6] [--engine ray]
 
 Each population is measured in a process of its own: milliseconds per round (median), milliseconds to read and write the
-private state of the 100 sampled clients when every client has one, and peak memory. Lines go to standard output and
-into results/speed.json.
+private state of the 100 sampled clients when every client has one, and peak memory: of this process, on Ray of all of
+them. Lines go to standard output and into results/speed.json.
 """
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from memory import Peak
 from record import record
 from torch import Tensor
 
@@ -39,7 +42,7 @@ class Gate(NamedTuple):
     weight: Tensor
 
 
-def measure_rounds(population: int, rounds: int, folder: Path) -> float:
+def measure_rounds(population: int, rounds: int, folder: Path, engine: str) -> float:
     """Milliseconds per round of FedAvg with a checkpoint each round."""
     config = parse_config(
         {
@@ -47,7 +50,7 @@ def measure_rounds(population: int, rounds: int, folder: Path) -> float:
             "schedule": {"rounds": rounds, "clients_per_round": SAMPLED},
             "evaluation": {"clients": 20},
             "model": {"name": "mlp", "hidden": [16]},
-            "engine": {"workers": 1},
+            "engine": {"name": engine, "workers": 1 if engine == "embedded" else 2},
         }
     )
     federation = generated_federation(num_clients=population)
@@ -74,11 +77,15 @@ def measure_store(population: int, folder: Path) -> float:
     return statistics.median(times)
 
 
-def measure(population: int, rounds: int) -> dict[str, object]:
+def measure(population: int, rounds: int, engine: str) -> dict[str, object]:
     torch.set_num_threads(1)
+    everyone = Peak(os.getpid())
     with tempfile.TemporaryDirectory() as folder:
-        per_round = measure_rounds(population, rounds, Path(folder) / "run")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        with everyone.watched() if engine != "embedded" else nullcontext():
+            per_round = measure_rounds(population, rounds, Path(folder) / "run", engine)
+        peak = (
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 if engine == "embedded" else everyone.memory.pss
+        )
         store = measure_store(population, Path(folder))
     return {
         "clients": population,
@@ -92,15 +99,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--largest", type=int, default=6, help="exponent of the largest population")
+    parser.add_argument("--engine", choices=("embedded", "ray"), default="embedded")
     parser.add_argument("--population", type=int, help="measure this one, in this process")
     arguments = parser.parse_args()
     if arguments.population:
-        print(json.dumps(measure(arguments.population, arguments.rounds)), flush=True)
+        print(json.dumps(measure(arguments.population, arguments.rounds, arguments.engine)), flush=True)
         return
     for exponent in range(3, arguments.largest + 1):
         command = [sys.executable, __file__, "--population", str(10**exponent), "--rounds", str(arguments.rounds)]
+        command += ["--engine", arguments.engine]
         answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        record("population", f"10^{exponent}", {**json.loads(answer), **versions()})
+        section = "population" if arguments.engine == "embedded" else f"population on {arguments.engine}"
+        record(section, f"10^{exponent}", {**json.loads(answer), **versions()})
 
 
 if __name__ == "__main__":

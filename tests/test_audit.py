@@ -12,9 +12,11 @@ import torch
 import fedmoe
 from builders import make_expert, make_gate, read_private, tiny_config, tiny_federation
 from fedmoe.algorithms.partial_personalization import aggregate
-from fedmoe.audit import Observed, attacks_on, audit_labels, bias_change
+from fedmoe.audit import audit_labels
+from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.config import OptOutConfig, parse_config
 from fedmoe.errors import RunError
+from fedmoe.evaluation.label_attacks import Observed, attacks_on, bias_change
 from fedmoe.evaluation.label_leakage import normalised_shares
 from fedmoe.experiment import Stopped, run_events
 from fedmoe.storage.rundir import RunDirectory
@@ -36,6 +38,9 @@ def digits(algorithm="fedavg", **changes):
     )
 
 
+ROWS = "output weights, length of rows"
+
+
 def by_attack(found, number):
     return {reading["attack"]: reading for reading in found["attacks"] if reading["round"] == number}
 
@@ -45,7 +50,7 @@ def test_one_full_step_of_a_fresh_model_nearly_gives_the_label_distribution_away
     found = audit_labels(tmp_path)
     first, later = by_attack(found, 1), by_attack(found, 4)
     assert first["output bias, eq. 15"]["mean"] < 0.1 < 0.4 < found["uniform_guess"]["mean"]
-    assert set(first) == set(later) == {"output bias, eq. 15", "output bias, normalised"}
+    assert set(first) == set(later) == {"output bias, eq. 15", "output bias, normalised", ROWS}
     assert json.loads((tmp_path / "audit_labels.json").read_bytes()) == found
 
 
@@ -63,7 +68,7 @@ def test_the_truth_is_that_of_opted_in_training_records(tmp_path):
 def test_adam_is_read_without_its_rate(tmp_path):
     fedmoe.run(digits(optimizer="adam", learning_rate=1e-3, batch_size=10), directory=tmp_path)
     found = audit_labels(tmp_path)
-    assert set(by_attack(found, 1)) == {"output bias, normalised"}
+    assert set(by_attack(found, 1)) == {"output bias, normalised", ROWS}
     assert by_attack(found, 1)["output bias, normalised"]["mean"] < found["uniform_guess"]["mean"] / 2
 
 
@@ -131,10 +136,16 @@ def test_of_several_experts_the_summed_step_is_read():
     assert bias_change("b", Observed(sent, whole)).tolist() == [0.5, 1.0]
 
 
-@pytest.mark.parametrize("name", ["biased_fedavg", "local_only"])
-def test_an_algorithm_that_sends_nothing_of_the_kind_is_named(name, tmp_path):
-    fedmoe.run(digits(name), directory=tmp_path)
-    with pytest.raises(RunError, match=f"{name} sends no labels, no output bias"):
+def test_an_algorithm_that_keeps_its_output_bias_is_read_by_the_rows_of_its_weights(tmp_path):
+    fedmoe.run(digits("biased_fedavg"), directory=tmp_path)
+    found = audit_labels(tmp_path)
+    assert {row["attack"] for row in found["attacks"]} == {ROWS}
+    assert by_attack(found, 1)[ROWS]["mean"] < found["uniform_guess"]["mean"]
+
+
+def test_an_algorithm_that_sends_nothing_of_the_kind_is_named(tmp_path):
+    fedmoe.run(digits("local_only"), directory=tmp_path)
+    with pytest.raises(RunError, match="local_only sends no labels, no output layer"):
         audit_labels(tmp_path)
     assert not (tmp_path / "audit_labels.json").exists()
 
@@ -216,3 +227,67 @@ def test_other_modules_than_those_of_the_run_are_refused(tmp_path):
     tanh = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
     with pytest.raises(RunError, match=r"recorded\.modules\.expert"):
         audit_labels(tmp_path, expert=tanh, **own)
+
+
+# Prior mixture: adjusted updates, and the calibration
+
+
+def skewed_run(folder, **algorithm):
+    """Clients with one label each in nine of ten records, trained by SGD from a start that knows nothing."""
+    clients = {}
+    for client in range(3):
+        draw = np.random.default_rng(client)
+        y = np.where(draw.random(60) < 0.9, client, draw.integers(0, 3, 60))
+        x = np.eye(3, 4)[y] + 0.5 * draw.standard_normal((60, 4))
+        clients[f"c{client}"] = {"train": (x[:40].astype("f4"), y[:40]), "validation": (x[40:].astype("f4"), y[40:])}
+    federation = federation_from_clients(clients, num_classes=3)
+    table = {
+        "algorithm": {"name": "prior_mixture", "calibration": {"exchanges": 4}, **algorithm},
+        "training": {key: {"optimizer": "sgd", "learning_rate": 0.1} for key in ("federated", "local", "personal")},
+        "schedule": {"rounds": 6, "clients_per_round": "all"},
+        "engine": {"backend": "batched", "workers": 1},
+    }
+    given = {"federation": federation, "expert": make_expert, "gate": make_gate}
+    for _ in run_events(parse_config(table), folder, **given):
+        pass
+    return audit_labels(folder, **given)
+
+
+@pytest.fixture(scope="module")
+def skewed(tmp_path_factory):
+    return skewed_run(tmp_path_factory.mktemp("skewed") / "run")
+
+
+def reading(found, name, number=1):
+    (row,) = [row for row in found["attacks"] if row["attack"] == name and row["round"] == number]
+    return row
+
+
+def test_adjustment_hides_labels_from_the_output_bias(skewed):
+    """Without it the change of the bias tells which label a client has; with it, much less."""
+    name = "output bias, normalised"
+    plain, adjusted = reading(skewed, f"{name}, without adjustment"), reading(skewed, name)
+    assert plain["mean"] < 0.2 < skewed["uniform_guess"]["mean"]
+    assert adjusted["mean"] > plain["mean"] + 0.2
+
+
+def test_rows_of_the_output_layer_are_read_too(skewed):
+    """The audit is no advertisement: what adjustment does not hide is in the table."""
+    rows = [row["attack"] for row in skewed["attacks"]]
+    assert ROWS in rows and f"{ROWS}, without adjustment" in rows
+
+
+def test_the_round_without_adjustment_is_fedavgs(skewed, tmp_path):
+    plain = skewed_run(tmp_path / "plain", adjust=False)
+    assert not any("without adjustment" in row["attack"] for row in plain["attacks"])
+    name = "output bias, normalised"
+    assert reading(skewed, f"{name}, without adjustment")["clients"] == reading(plain, name)["clients"]
+
+
+def test_the_calibration_is_attacked_from_where_the_rounds_ended(skewed):
+    for name in ("calibration, eq. 15", "calibration, normalised"):
+        for how in ("first", "all"):
+            row = reading(skewed, f"{name}, {how}", 7)
+            assert {*row["clients"]} == {"0", "1", "2"}
+            assert all(abs(sum(shares) - 1) < 1e-6 for shares in row["clients"].values())
+    assert reading(skewed, "calibration, eq. 15, first", 7)["mean"] > 0.3  # of 0.6 for a uniform guess

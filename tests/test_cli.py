@@ -454,6 +454,13 @@ def test_a_regression_is_refused_where_the_algorithm_needs_classes(fedmoe, confi
     assert outcome.code == 2 and "regression" in outcome.out
 
 
+def test_a_regression_is_trained_and_told_by_its_errors(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
+    changes = ["data.name=synthetic_regression", "split={kind='natural',field='user',train_size=50}"]
+    few = ["algorithm.name=fedavg", "schedule={rounds=2,clients_per_round=2}"]
+    outcome = fedmoe("run", config, *(word for change in [*changes, *few] for word in ("--set", change)))
+    assert outcome.code == 0 and "RMSE" in outcome.out
+
+
 def test_runs_that_were_made_one_by_one_share_a_report(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     for seed in (0, 1):
         options = ("--set", f"seed={seed}", "--set", "evaluation.every=1", "--set", "algorithm.label=mix q(z|y)")

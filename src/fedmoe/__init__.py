@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedmoe.clients.own_data import federation_from_clients
     from fedmoe.clients.own_table import federation_from_table
     from fedmoe.data.dataset import Dataset, Table
+    from fedmoe.deployment.onboarding import onboard
     from fedmoe.loading import load
     from fedmoe.partition.split import Shards, Split
     from fedmoe.result import Result
@@ -39,6 +40,7 @@ __all__ = [
     "federation_from_clients",
     "federation_from_table",
     "load",
+    "onboard",
     "run",
 ]
 
@@ -56,6 +58,7 @@ _HOMES = {
     "federation_from_clients": "fedmoe.clients.own_data",
     "federation_from_table": "fedmoe.clients.own_table",
     "load": "fedmoe.loading",
+    "onboard": "fedmoe.deployment.onboarding",
     "run": "fedmoe.api",
 }
 

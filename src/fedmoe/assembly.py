@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.algorithms.label_priors.any_algorithm import with_priors
+from fedmoe.algorithms.label_priors.label_groups import prior_notes
 from fedmoe.algorithms.private import privately
 from fedmoe.algorithms.setup import AlgorithmFactory, AlgorithmSetup
 from fedmoe.algorithms.tracing import native_fallbacks
@@ -24,7 +26,7 @@ from fedmoe.evaluation.metrics import Metric, load_metrics
 from fedmoe.evaluation.personal_model import ModelFacts, PersonalModel, Predictor
 from fedmoe.federations import BuiltFederation, build_federation
 from fedmoe.models.catalog import build_model
-from fedmoe.models.common_expert import CommonExpert, temperature_in
+from fedmoe.models.common_expert import PUBLIC_DIGEST, CommonExpert, temperature_in
 from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.models.settings import ModelConfig
@@ -105,7 +107,7 @@ class Parts:
         by_pytorch = self.setup.federated._replace(backend="sequential")
         setup = self.setup._replace(expert=expert, gate=gate, common=common, federated=by_pytorch)
         networks = (expert, gate, *([common.network] if common else []))
-        return Predictor(self.config.algorithm.entry.factory(self.config.algorithm.options(), setup), networks)
+        return Predictor(make_algorithm(self.config, setup), networks)
 
     @property
     def weights_digests(self) -> dict[str, str]:
@@ -169,8 +171,15 @@ def build(
         made = privately(made, setup.clients_per_round)
     whole = with_cached(whole, made.once_of_examples)
     notes = kernel_notes(networks, backend) if config.engine.backend in ("auto", "native") and device == "cpu" else []
+    if common is not None and source.split is not None and common.public_digest not in ("", source.split.public_digest):
+        notes.append(
+            "the common expert was trained on other public rows than those of this split, so clients and their scores "
+            "may have rows that it has seen. Train it with this config: fedmoe pretrain CONFIG."
+        )
     if config.schedule.release and made.release is None:
         notes.append(f"{config.algorithm.name} has nothing to release: schedule.release does nothing.")
+    if made.priors is not None:
+        notes += prior_notes(whole, setup.unlabelled_new_clients, fits_together=bool(made.after_rounds))
     chosen = {"backend": backend, "device": device}
     resolved = config.model_copy(update={"engine": config.engine.model_copy(update=chosen)})
     size = config.engine.cohort_size or cohort_size(networks, backend)
@@ -262,6 +271,7 @@ def build_common_expert(
         what=f"common_expert.weights={str(chosen.weights)!r}",
         embedding=chosen.embedding,
         temperature=temperature_in(notes),
+        public_digest=notes.get(PUBLIC_DIGEST, ""),
     )
 
 
@@ -331,7 +341,7 @@ def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorith
             network.go_native()
         if setup.common is not None and setup.common.network.obstacle is None:
             setup.common.network.go_native()
-    algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
+    algorithm = make_algorithm(config, setup)
     if isinstance(setup.task, Regression) and algorithm.no_regression:
         raise ConfigError(
             f"these data are a regression, and {config.algorithm.name} cannot predict numbers: "
@@ -339,6 +349,11 @@ def build_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorith
         )
     _require_names(config.algorithm.name, algorithm)
     return algorithm
+
+
+def make_algorithm(config: ExperimentConfig, setup: AlgorithmSetup) -> Algorithm:
+    algorithm = config.algorithm.entry.factory(config.algorithm.options(), setup)
+    return with_priors(algorithm, setup, config.algorithm.name) if config.evaluation.priors else algorithm
 
 
 def task_of(config: ExperimentConfig, federation: Federation) -> Task:

@@ -4,10 +4,12 @@ One round is run again with the run's own seeds, weights and private states, thr
 and after the newest checkpoint. For a client that was sampled then it is what the run's server saw; the others would
 have sent the like. The attacks of `evaluation.label_leakage` read it, and the truth is the label distribution of the
 opted-in training records. Nothing of the run is changed: private states are read from a copy.
+Where clients keep their label frequencies out of what they learn, the same round is run without that, too: the leak of
+plain FedAvg; and so is the calibration after the rounds, where there is one.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,35 +24,19 @@ from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.config import parse_config
-from fedmoe.core_types import ClientId, Tensors, Tree
+from fedmoe.core_types import ClientId
 from fedmoe.engines.catalog import open_transport
 from fedmoe.engines.session import Session
 from fedmoe.errors import ConfigError, RunError
-from fedmoe.evaluation.label_leakage import (
-    normalised_shares,
-    shares_from_bias,
-    shares_from_usage,
-    step_length,
-    total_variation,
-)
+from fedmoe.evaluation.label_attacks import Attack, Observed, attacks_on, attacks_on_calibration, mean_slope
+from fedmoe.evaluation.label_leakage import total_variation
 from fedmoe.models.network import ModuleOrFactory, Network
 from fedmoe.resuming import newest_checkpoint, record_run, steps_in
 from fedmoe.storage.checkpoints import Checkpoint
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
-from fedmoe.training.settings import LocalTraining
 
 LABELS_FILE = "audit_labels.json"
-
-
-class Observed(NamedTuple):
-    """What the server holds after one exchange with one client."""
-
-    sent: Tree
-    update: Tree
-
-
-Attack = Callable[[Observed], Tensor | None]  # p(y|s) as read from a reply, or None where there is nothing to read
 
 
 class Opened(NamedTuple):
@@ -96,17 +82,22 @@ def _readings(opened: Opened, truth: dict[ClientId, Tensor]) -> list[dict[str, A
     """One for each round that is run again and each attack that finds something to read."""
     config = opened.parts.config
     starts = [None] if opened.checkpoint is None else [None, opened.checkpoint]
+    runs = {"": opened}
+    if getattr(config.algorithm.options(), "adjust", False):
+        runs[", without adjustment"] = opened._replace(parts=_without_adjustment(opened.parts))
     num_classes, bias = opened.parts.federation.num_classes, _output_bias(opened.parts.expert)
     attacks = attacks_on(config.algorithm.options(), config.training.federated, bias, num_classes)
     readings = [
-        _judge(name, start.round + 1 if start else 1, attack, replies, truth)
+        _judge(f"{name}{how}", start.round + 1 if start else 1, attack, replies, truth)
         for start in starts
-        for replies in _replay(opened, start, sorted(truth))
+        for how, one in runs.items()
+        for replies in _replay(one, start, sorted(truth))
         for name, attack in attacks.items()
     ]
+    readings += _calibration_readings(opened, truth)
     if not any(reading["clients"] for reading in readings):
         raise RunError(
-            f"{config.algorithm.name} sends no labels, no output bias and no q(z|s), which are what these "
+            f"{config.algorithm.name} sends no labels, no output layer and no q(z|s), which are what these "
             "attacks read. That is no proof that nothing else reveals labels."
         )
     return [reading for reading in readings if reading["clients"]]
@@ -127,8 +118,9 @@ def _open(
     run_id = record_run(run, parts)  # which refuses other modules
     with _session_on_a_copy(parts, run, run_id) as session:
         checkpoint, notes = newest_checkpoint(run, run_id, session, set_aside=False)
-    if checkpoint and checkpoint.round > parts.config.schedule.rounds:  # of what comes after the rounds
-        checkpoint = None
+    if checkpoint and checkpoint.round > (rounds := parts.config.schedule.rounds):  # of what comes after the rounds
+        as_after_rounds = not parts.algorithm.keeps_client_state and parts.algorithm.release is None
+        checkpoint = checkpoint._replace(round=rounds) if as_after_rounds else None
     return Opened(parts, run, run_id, checkpoint), notes
 
 
@@ -148,6 +140,32 @@ def _replay(opened: Opened, start: Checkpoint | None, clients: list[ClientId]) -
             yield {client: Observed(replies.sent[client], update) for client, update in replies.updates.items()}
 
 
+def _without_adjustment(parts: Parts) -> Parts:
+    """The same run whose clients learn their label frequencies with everything else."""
+    options = replace(parts.config.algorithm.options(), adjust=False)
+    return replace(parts, algorithm=parts.config.algorithm.entry.factory(options, parts.setup))
+
+
+def _calibration_readings(opened: Opened, truth: dict[ClientId, Tensor]) -> list[dict[str, Any]]:
+    """Of the first exchange after the rounds, and of all of them together."""
+    start = opened.checkpoint
+    if start is None or start.round < opened.parts.config.schedule.rounds or not opened.parts.algorithm.after_rounds:
+        return []
+    sent: dict[ClientId, list[Observed]] = {}
+    with _session_on_a_copy(opened.parts, opened.run, opened.run_id) as session:
+        session.resume(start.round, start.server, steps_in(opened.run, start))
+        for replies in session.replay_after_rounds(sorted(truth)):
+            for client, update in replies.updates.items():
+                sent.setdefault(client, []).append(Observed(replies.sent[client], update))
+    first = {client: replies[0] for client, replies in sent.items()}
+    number, attacks = start.round + 1, attacks_on_calibration()
+    readings = [_judge(f"{name}, first", number, attack, first, truth) for name, attack in attacks.items()]
+    if not any(reading["clients"] for reading in readings):
+        return []  # exchanges of another kind
+    every = {client: mean_slope(replies) for client, replies in sent.items()}
+    return readings + [_judge(f"{name}, all", number, attack, every, truth) for name, attack in attacks.items()]
+
+
 @contextmanager
 def _session_on_a_copy(parts: Parts, run: RunDirectory, run_id: str) -> Iterator[Session]:
     """Of the private states: what is computed here is thrown away."""
@@ -160,51 +178,6 @@ def _session_on_a_copy(parts: Parts, run: RunDirectory, run_id: str) -> Iterator
                 theirs.copy_to(store)
         with open_transport(parts, store, run_id) as transport:
             yield Session(parts, transport)
-
-
-def attacks_on(options: Any, plan: LocalTraining, output_bias: str | None, num_classes: int) -> dict[str, Attack]:
-    """The attacks on an algorithm with these settings."""
-
-    def scaled(reply: Observed) -> Tensor | None:
-        change_C = bias_change(output_bias, reply)
-        length = None if change_C is None else step_length(plan, float(reply.update.num_examples))
-        return shares_from_bias(change_C, length) if change_C is not None and length else None
-
-    def normalised(reply: Observed) -> Tensor | None:
-        change_C = bias_change(output_bias, reply)
-        return None if change_C is None else normalised_shares(change_C)
-
-    def solved(reply: Observed) -> Tensor | None:
-        reported = hasattr(reply.sent, "posterior") and hasattr(reply.update, "usage")
-        return shares_from_usage(reply.sent.posterior, reply.update.usage) if reported else None
-
-    def stated(reply: Observed) -> Tensor | None:
-        labels = getattr(reply.update, "y", None)  # centralised training sends the records themselves
-        return None if labels is None else torch.bincount(labels, minlength=num_classes).double() / len(labels)
-
-    attacks: dict[str, Attack] = {
-        "output bias, eq. 15": scaled,
-        "output bias, normalised": normalised,
-        "labels, sent as they are": stated,
-    }
-    # FedMix: q(z|s) reveals labels where q is conditioned on them; its plain mixture (eq. 3) has no q.
-    about_labels = getattr(options, "condition", None) == "label" and options.objective == "variational"
-    return attacks | ({"q(z|s) and phi": solved} if about_labels else {})
-
-
-def bias_change(name: str | None, reply: Observed) -> Tensor | None:
-    """How the client moved the output bias. Of several experts the sum: q(z|y) adds up to one over them, so that each
-    example moves the sum as it would move a single model's bias."""
-    for field in ("model", "experts"):
-        before: Tensors = getattr(reply.sent, field, {})
-        after: Tensors = getattr(reply.update, field, {})
-        if name is None or name not in before or name not in after:
-            continue
-        if field == "model":
-            return after[name] - before[name]
-        places = [reply.sent.expert_ids.tolist().index(expert) for expert in reply.update.expert_ids.tolist()]
-        return (after[name] - before[name][places]).sum(0)
-    return None
 
 
 def _label_shares(federation: Federation, client: ClientId) -> Tensor:

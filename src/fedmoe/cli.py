@@ -5,7 +5,8 @@ Each command imports what it needs when it is called: `--help`, `--version` and 
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedmoe import cli_deployment, cli_experts, cli_sweeps
 from fedmoe.cli_data import audit_app, data_app
-from fedmoe.cli_deployment import add_commands
+from fedmoe.cli_flower import flower_app
 from fedmoe.cli_options import Changes, ConfigPath, Directory, Rounds, Workers, console, path, read
 from fedmoe.errors import ConfigError, FedmoeError, RunError, Stopped
 
@@ -31,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(audit_app, name="audit")
+app.add_typer(flower_app, name="flower")
 
 
 def _print_version(asked: bool) -> None:
@@ -57,6 +60,7 @@ def run_command(
     directory: Directory = None,
     rounds: Rounds = None,
     workers: Workers = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars to RUN/tensorboard.")] = False,
 ) -> None:
     """Train and score one algorithm. Running again resumes, or shows the result of a finished run.
 
@@ -72,10 +76,38 @@ def run_command(
 
     chosen = read(config, changes, workers, rounds)
     home = directory or Path("runs") / chosen.name
-    with stop_on_signals() as request, RunProgress(console) as progress:
+    with _sink(home, tensorboard) as look, stop_on_signals() as request, RunProgress(console) as progress:
         for event in run_events(chosen, home, command=_command(), should_stop=request):
             progress.show(chosen.algorithm.name, event)
+            look()
     _report([read_run(home)], home, chosen.name)
+
+
+@contextmanager
+def _sink(run: Path, wanted: bool) -> Iterator[Callable[[], None]]:
+    if not wanted:
+        yield lambda: None
+        return
+    from fedmoe.display.tensorboard import TensorBoardSink
+
+    with TensorBoardSink(run) as sink:
+        yield sink.look
+
+
+@app.command(name="watch")
+def watch_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="The folder of a run or a comparison.")],
+    once: Annotated[bool, typer.Option("--once", help="Show where it stands, and end.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars to RUN/tensorboard.")] = False,
+) -> None:
+    """Rounds, losses and scores of a run while it goes on, from another terminal. Ctrl-C ends the view, not the run.
+
+    Example: fedmoe watch runs/digits
+    """
+    from fedmoe.display.watching import watch
+
+    with _sink(run, tensorboard) as look:
+        watch(run, console, look, once=once)
 
 
 @app.command(name="compare")
@@ -98,7 +130,7 @@ def compare_command(
       fedmoe compare configs/digits.toml
       fedmoe compare configs/digits.toml --seeds 0,1,2,3 --algorithms fedavg,fine_tuned,specialist_mixture
     """
-    numbers = _seeds(seeds)
+    numbers = cli_sweeps.parse_seeds(seeds)
     from fedmoe.comparison import compare_events, home_of, members
     from fedmoe.display.progress import RunProgress
     from fedmoe.interrupts import stop_on_signals
@@ -164,7 +196,9 @@ def explain_command(config: ConfigPath, changes: Changes = None, workers: Worker
     console.print(explanation_table(explain(read(config, changes, workers))))
 
 
-add_commands(app)
+cli_deployment.add_commands(app)
+cli_experts.add_commands(app)
+cli_sweeps.add_commands(app)
 
 
 @app.command(name="privacy")
@@ -179,13 +213,6 @@ def privacy_command(
     from fedmoe.privacy_report import privacy_of
 
     console.print(privacy_table(privacy_of(run)))
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ConfigError(f"--seeds {text!r} is no list of whole numbers. Write it as --seeds 0,1,2.") from None
 
 
 def _report(runs: "Sequence[StoredRun]", home: Path, title: str, problems: Sequence[str] = ()) -> None:

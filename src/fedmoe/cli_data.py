@@ -96,6 +96,24 @@ def audit_labels_command(
     console.print(f"Every client: [bold]{escape(str(run / LABELS_FILE))}[/bold]")
 
 
+@audit_app.command(name="canary")
+def audit_canary_command(
+    config: ConfigPath,
+    changes: Changes = None,
+    canaries: Annotated[int, typer.Option(help="How many records are put in or left out by a coin.", min=2)] = 1000,
+) -> None:
+    """What an attack can prove of epsilon, beside what the ledger says. Fails if the two contradict each other.
+
+    Trains the config once with canaries, from which the server guesses who was in (Steinke et al. 2023).
+
+    Example: fedmoe audit canary configs/digits.toml --set privacy.target_epsilon=4 --set privacy.sampling_rate=0.1
+    """
+    from fedmoe.canary_audit import audit_canaries
+    from fedmoe.display.privacy import canary_table
+
+    console.print(canary_table(audit_canaries(read(config, changes, None), canaries)))
+
+
 def _require_one_run(folder: Path) -> None:
     from fedmoe.report.runs import find_runs
 

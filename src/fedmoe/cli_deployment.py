@@ -1,7 +1,7 @@
 """Commands that put a personal model to work: predict, export, serve. None of them needs a client's training data."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -28,6 +28,10 @@ def predict_command(
     to: Annotated[
         Path | None, typer.Option(parser=path, metavar="FILE", help="A .csv or .parquet file; default: a table here.")
     ] = None,
+    prior: Annotated[
+        Literal["own", "balanced", "estimated"] | None,
+        typer.Option(help="Label frequencies to answer under; estimated: from these rows. Default: as the model does."),
+    ] = None,
     expert: Expert = None,
     gate: Gate = None,
     algorithm: Algorithm = None,
@@ -43,7 +47,10 @@ def predict_command(
 
     result = open_run(run, expert, gate, algorithm)
     model = result.personal_model(client)
-    predictions = predict(model, reader_of(result).file(data))
+    predictions = predict(model, reader_of(result).file(data), prior)
+    if prior is not None and model.has_even_prior:
+        note = f"{model.facts.client} has no labels, or as many of each: its own label frequencies are even."
+        console.print(note, highlight=False, markup=False)
     if to is None:
         console.print(prediction_table(predictions.columns(), f"{model.facts.client}: {data.name}"))
     else:
@@ -92,7 +99,8 @@ def serve_command(
 ) -> None:
     """Answer rows over HTTP with a client's model, for programs on this machine alone. Ctrl-C ends it.
 
-    POST /predict takes {"rows": [...]}; GET / tells what the model is. Needs `pip install 'fedmoe[serve]'`.
+    POST /predict takes {"rows": [...]} and, if wished, "prior": "own", "balanced" or "estimated" (from these rows).
+    GET / tells what the model is. Needs `pip install 'fedmoe[serve]'`.
 
     Example: fedmoe serve runs/wards --client north --port 8000
     """

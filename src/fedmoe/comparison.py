@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmoe.algorithm_choice import AlgorithmChoice
 from fedmoe.algorithms.catalog import find
 from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig
@@ -81,7 +80,7 @@ def compare_events(
     """Run after run, event after event; a comparison that was stopped resumes."""
     trained: dict[tuple[Any, ...], Path] = {}
     for member in members(config, directory, seeds):
-        key = _rounds_key(member.config.algorithm, member.config.seed)
+        key = _rounds_key(member.config)
         for event in run_events(
             member.config,
             member.directory,
@@ -112,10 +111,14 @@ def _require_seeds(seeds: Sequence[int]) -> None:
             raise ConfigError(f"seed {seed} is there twice, which would count one run as two. Name each seed once.")
 
 
-def _rounds_key(choice: AlgorithmChoice, seed: int) -> tuple[Any, ...] | None:
-    """Of what the rounds depend on: the settings that the algorithm shares with the one whose rounds it has."""
+def _rounds_key(config: ExperimentConfig) -> tuple[Any, ...] | None:
+    """Of what the rounds depend on: the settings that the algorithm shares with the one whose rounds it has.
+
+    With priors a shared model is calibrated after its rounds, so that its last checkpoint is no start for others.
+    """
+    choice = config.algorithm
     rounds = choice.entry.rounds
-    if rounds is None:
+    if rounds is None or (config.evaluation.priors and choice.name == rounds):
         return None
     options = choice.options()
-    return rounds, seed, *(repr(getattr(options, name)) for name in find(rounds).config.__dataclass_fields__)
+    return rounds, config.seed, *(repr(getattr(options, name)) for name in find(rounds).config.__dataclass_fields__)

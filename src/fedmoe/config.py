@@ -121,6 +121,7 @@ class EvaluationConfig(Section):
     every: PositiveInt | None = None  # score the state of every so many rounds too, and of the last: a learning curve
     # Names of `evaluation.metric_catalog`, or import strings: name(log-probabilities (N, C), labels (N,)) -> a number.
     metrics: Annotated[tuple[str, ...], AfterValidator(require_known)] = ()
+    priors: bool = False  # score every algorithm under own, balanced and estimated label frequencies as well
     pooled: PositiveInt | None = None  # score a new client without data on so many of everyone's validation examples
 
     @model_validator(mode="after")

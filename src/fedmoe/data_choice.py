@@ -21,7 +21,8 @@ class DataConfig(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "digits"
     folder: FilePath | None = None  # default: the environment variable FEDMOE_DATA
-    vocabulary_size: PositiveInt = 20_000  # of word-level text: ids that a model knows, made from opted-in text only
+    vocabulary_size: PositiveInt = 20_000  # of word-level text: ids that a model knows
+    vocabulary: Literal["frequent", "hashed"] = "frequent"  # the words most used in opted-in text, or any by a hash
     num_classes: PositiveInt | None = None  # of npz data; default: as opted-in training and validation rows show
     task: Literal["classification", "regression"] | None = None  # of npz data; default: classification
 

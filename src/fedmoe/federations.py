@@ -19,7 +19,7 @@ from fedmoe.config import ExperimentConfig, OptOutConfig
 from fedmoe.config_errors import nearest
 from fedmoe.data.cells import text, texts
 from fedmoe.data.dataset import Dataset
-from fedmoe.data.lexicon import limit_vocabulary
+from fedmoe.data.lexicon import hash_vocabulary, limit_vocabulary
 from fedmoe.data.loading import load_dataset
 from fedmoe.data.npz import load_npz_folder
 from fedmoe.data.raw_table import as_raw_table
@@ -63,7 +63,7 @@ def build_federation(config: ExperimentConfig) -> BuiltFederation:
     split = draw_split(config.split, dataset, config.seed)
     opted = build_opt_out(config, split, dataset)
     if dataset.lexicon is not None:
-        dataset = limit_vocabulary(dataset, _shared_rows(split, opted), config.data.vocabulary_size)
+        dataset = _with_vocabulary(config, dataset, _shared_rows(split, opted))
     transform = domain_transform(config.split, split, dataset.num_classes, config.seed)
     federation = federation_from_split(dataset, split, opted, transform)
     federation = replace(federation, digest=federation.digest + digest)
@@ -87,6 +87,18 @@ def _data(config: ExperimentConfig, chosen: DataConfig) -> tuple[Dataset | Feder
                 f"the section [{section}] does nothing. Remove it, or return a Dataset."
             )
     return made, ""
+
+
+def _with_vocabulary(config: ExperimentConfig, dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
+    assert isinstance(config.data, DataConfig)
+    if config.data.vocabulary == "hashed":
+        return hash_vocabulary(dataset, config.data.vocabulary_size)
+    if config.privacy:
+        raise ConfigError(
+            "[privacy] is set, but the vocabulary is made of the words that clients use most: whoever sees it learns "
+            "of their texts. Set data.vocabulary = 'hashed'."
+        )
+    return limit_vocabulary(dataset, rows, config.data.vocabulary_size)
 
 
 def build_opt_out(config: ExperimentConfig, split: Split, dataset: Dataset) -> OptOut:

@@ -21,4 +21,4 @@ class FlowerSettings(BaseModel):
     input_type: Literal["float32", "int64"] = "float32"
     vocabulary_size: PositiveInt | None = None  # of texts: how many ids there are, padding (0) included
     deadline: PositiveFloat = 3600.0  # seconds for one exchange, from its first message to its last reply
-    join_seconds: PositiveFloat = 600.0  # that the server waits at its start for schedule.min_clients nodes
+    join_seconds: PositiveFloat = 300.0  # that the server waits at its start for everybody's node

@@ -41,13 +41,13 @@ class NoiseKey(NamedTuple):
         return torch.from_numpy(self._secure_uniform(purpose, step, count))
 
     def normal(self, purpose: str, step: int, count: int) -> Tensor:
-        """(count,) float64, standard normal.
+        """(count,), standard normal: float64 of the secure source, float32 of the seeded one, which is to be fast.
 
         A single Gaussian in floating point has holes that give away what it was added to (Mironov 2012); the sum of
         four, which is Gaussian too, hides them (Holohan and Braghin 2021). Only the secure source pays for that.
         """
         if self.source == "seeded":
-            return torch.randn(count, generator=self._generator(purpose, step), dtype=torch.float64)
+            return torch.randn(count, generator=self._generator(purpose, step))
         first, second = self._secure_uniform(purpose, step, SUMMED * count).reshape(2, -1)
         radius = np.sqrt(-2.0 * np.log1p(-first))  # Box and Muller: 1 - first is never 0
         both = np.concatenate([radius * np.cos(2 * np.pi * second), radius * np.sin(2 * np.pi * second)])

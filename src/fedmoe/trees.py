@@ -6,6 +6,7 @@ PyTorch's own helpers, which know many types (and are private). A round of small
 A leaf's name is the path to it, joined by "/": ``State(model={"fc.weight": ...})`` has the leaf ``model/fc.weight``.
 """
 
+from collections import namedtuple
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
@@ -137,6 +138,17 @@ def _read_field(kind: str, name: str, hint: Any, named: Mapping[str, Tensor]) ->
         return named[name]
     inner = {key[len(name) + 1 :]: value for key, value in named.items() if key.startswith(name + "/")}
     return from_named(hint, inner) if hasattr(hint, "_fields") else nested(inner)
+
+
+def record_type(name: str, fields: Mapping[str, Any]) -> Any:
+    """A NamedTuple type whose fields are known at run time only: what another algorithm has, and something beside it.
+
+    >>> record_type("Pair", {"first": Tensor, "second": Tensor})._fields
+    ('first', 'second')
+    """
+    made: Any = namedtuple(name, list(fields))  # type: ignore[misc]
+    made.__annotations__ = dict(fields)
+    return made
 
 
 def nested(named: Mapping[str, Tensor]) -> Tree:

@@ -25,7 +25,9 @@ from fedmoe.algorithms.label_priors.frequencies import (
     training_offset,
     uniform,
 )
+from fedmoe.algorithms.label_priors.label_groups import prior_notes
 from fedmoe.clients.federation import examples, side_by_side
+from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.core_types import Examples
 from fedmoe.errors import DataError
 from fedmoe.streams import torch_stream
@@ -296,6 +298,19 @@ def test_a_slope_longer_than_the_clip_is_rejected():
     slope = Slope(torch.tensor(0.0), torch.tensor([3.0, 0.0, -3.0]), torch.tensor(5.0))
     assert "above the clip of 4" in str(fitting.rejection(slope, 4.0))
     assert fitting.rejection(slope, 5.0) is None
+
+
+def test_a_run_says_which_labels_never_share_a_client_and_who_has_none():
+    def notes(*label_sets: list[int], unlabelled: tuple[int, ...] = (), fits_together: bool = True) -> list[str]:
+        parts = {f"c{i}": {"train": (torch.zeros(len(y), 1), torch.tensor(y))} for i, y in enumerate(label_sets)}
+        federation = federation_from_clients(parts, num_classes=4)
+        return prior_notes(federation, unlabelled, fits_together=fits_together)
+
+    apart = notes([0, 1] * 5, [2, 3] * 5)
+    assert len(apart) == 1 and "2 groups that no client holds together, such as '0' and '2'" in apart[0]
+    assert notes([0, 1] * 5, [2, 3] * 5, fits_together=False) == []
+    assert notes([0, 1] * 5, [2, 3] * 5, [1, 2] * 5) == []
+    assert "start from even ones" in notes([0, 1] * 5, unlabelled=(0,))[0]
 
 
 def test_where_labels_never_share_a_client_the_ridge_keeps_their_biases_even():

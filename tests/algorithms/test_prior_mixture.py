@@ -29,7 +29,7 @@ from fedmoe.algorithms.label_priors.calibration import Calibration, CalibrationC
 from fedmoe.algorithms.label_priors.frequencies import label_counts, log_frequencies, training_offset, uniform
 from fedmoe.algorithms.prior_mixture import algorithm as prior_mixture_module
 from fedmoe.algorithms.prior_mixture.algorithm import PriorMixtureConfig, prior_mixture
-from fedmoe.algorithms.prior_mixture.personal import CANDIDATES, Mixture, PersonalState
+from fedmoe.algorithms.prior_mixture.personal import CANDIDATES, Mixture, PersonalState, candidate_scores
 from fedmoe.algorithms.prior_mixture.stack import choose, fit_weights, halves, stacked
 from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.streams import Streams, torch_stream
@@ -223,11 +223,23 @@ def test_predict_is_row_wise_and_adds_the_stored_prior_once(name):
     whole = algorithm.predict(sent, Nothing(), personal, x)
     pieces = torch.cat([algorithm.predict(sent, Nothing(), personal, part) for part in x.split(2)])
     torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-6)
-    scores = algorithm.priors.prior_free(sent, Nothing(), personal, x)
+    scores = candidate_scores(tiny_setup(), name, sent, personal, x)
     torch.testing.assert_close(whole, F.log_softmax(scores + personal.log_prior, -1))
-    even = algorithm.answers[BALANCED].predict(sent, Nothing(), personal, x)
-    torch.testing.assert_close(even, F.log_softmax(scores, -1))
     torch.testing.assert_close(algorithm.answers[OWN].predict(sent, Nothing(), personal, x), whole)
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_elsewhere_the_shared_expert_answers_whatever_a_client_chose_at_home(name):
+    algorithm, x = tiny(), torch.randn(9, FEATURES, generator=torch_stream("elsewhere"))
+    sent, personal = sent_by(algorithm), personal_state(CANDIDATES.index(name))
+    shared = algorithm.priors.prior_free(sent, Nothing(), personal, x)
+    torch.testing.assert_close(
+        algorithm.answers[BALANCED].predict(sent, Nothing(), personal, x), F.log_softmax(shared, -1)
+    )
+    even_at_home = personal._replace(log_prior=uniform(CLASSES))
+    scores = candidate_scores(tiny_setup(), name, sent, even_at_home, x)
+    at_home = algorithm.answers[BALANCED].predict(sent, Nothing(), even_at_home, x)
+    torch.testing.assert_close(at_home, F.log_softmax(scores, -1))
 
 
 def test_candidates_are_what_they_are_called():
@@ -246,8 +258,8 @@ def test_candidates_are_what_they_are_called():
         "mixture": mixed,
     }
     for choice, name in enumerate(CANDIDATES):
-        found = algorithm.priors.prior_free(sent, Nothing(), personal_state(choice), x)
-        torch.testing.assert_close(found, expected[name], msg=name)
+        found = algorithm.predict(sent, Nothing(), personal_state(choice), x)
+        torch.testing.assert_close(found, F.log_softmax(expected[name] + state.log_prior, -1), msg=name)
         assert algorithm.choice(personal_state(choice)) == name
 
 

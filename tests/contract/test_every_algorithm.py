@@ -113,6 +113,28 @@ def that_draws_from_a_global_generator(setup: AlgorithmSetup) -> Algorithm:
     return with_local_update(fedavg(setup), noisy)
 
 
+def that_predicts_by_what_no_file_holds(setup: AlgorithmSetup) -> Algorithm:
+    algorithm, drawn = fedavg(setup), torch.randn(CLASSES)
+    return algorithm._replace(
+        predict=lambda broadcast, client, personal, x: (
+            algorithm.predict(broadcast, client, personal, x) + drawn
+        ).log_softmax(-1)
+    )
+
+
+def that_branches_on_x(setup: AlgorithmSetup) -> Algorithm:
+    algorithm = fedavg(setup)
+    return algorithm._replace(
+        predict=lambda broadcast, client, personal, x: algorithm.predict(
+            broadcast, client, personal, x if bool(x.sum() > 0) else -x
+        )
+    )
+
+
+def that_gives_its_experts_too_much(setup: AlgorithmSetup) -> Algorithm:
+    return fedavg(setup)._replace(expert_weights=lambda *_states_and_x: {"one": torch.ones(5), "other": torch.ones(5)})
+
+
 def that_ignores_its_data(setup: AlgorithmSetup) -> Algorithm:
     return with_round(
         fedavg(setup)._replace(validation=None),
@@ -166,6 +188,9 @@ def with_local_update(algorithm: Algorithm, change: Callable[[Update], Update]) 
         (that_ignores_its_data, "opted-in records change bytes sent", "whatever their opted-in records are"),
         (that_depends_on_its_company, "backends agree", "differs between backends"),
         (that_remembers_outside_of_its_states, "stop and resume", "resumed ends otherwise: these differ: .*server"),
+        (that_predicts_by_what_no_file_holds, "a loaded run predicts the same", "predicts otherwise once the run is"),
+        (that_gives_its_experts_too_much, "a loaded run predicts the same", "are not one share of each row"),
+        (that_branches_on_x, "a personal model can be exported", "branches on the values of x"),
         (that_accepts_nothing, "one record is enough to take part", "honest clients were rejected"),
     ],
 )

@@ -20,6 +20,7 @@ from fedmoe.deployment.predictions import reader_of
 from fedmoe.deployment.service import Limits, make_app
 from fedmoe.deployment.serving import about, listen, serve
 from fedmoe.errors import RunError
+from fedmoe.models.network import Network
 from fedmoe.testing.federation import tiny_config
 
 LIMITS = Limits(body_bytes=20_000, rows=50, seconds=5.0)
@@ -93,7 +94,15 @@ def test_rows_may_be_lists_of_the_inputs_themselves(served, wards):
     assert status == 200 and answer["probabilities"][0] == pytest.approx(expected[0].tolist(), abs=1e-6)
 
 
-def test_concurrent_requests_get_each_its_own_answer(served, wards):
+def test_concurrent_requests_get_each_its_own_answer(served, wards, monkeypatch):
+    """A network holds one expert's weights at a time: others get every chance to put theirs in between."""
+    install = Network._install
+
+    def leisurely(network, params):
+        install(network, params)
+        time.sleep(0.002)
+
+    monkeypatch.setattr(Network, "_install", leisurely)
     model, table = wards.personal_model("north"), wards.federation.table
     asked = [rows_of(1 + number % 5, 100 + number) for number in range(24)]
     with ThreadPoolExecutor(8) as pool:
@@ -167,7 +176,7 @@ def test_unknown_paths_other_methods_and_other_hosts(served):
 def test_what_takes_too_long_is_given_up(wards, monkeypatch):
     calm = service.predict
 
-    def slow(model, x):
+    def slow(model, x, prior=None):
         time.sleep(0.6 if len(x) == 2 else 0)
         return calm(model, x)
 

@@ -1,6 +1,7 @@
 """Whatever a server asks for, a worker replies with a frame: the work, or an error that says what is wrong."""
 
 import json
+from contextlib import suppress
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedmoe.algorithms.fedavg import Broadcast
 from fedmoe.engines.requests import FIELDS
 from fedmoe.engines.session import Session
 from fedmoe.engines.worker import Worker
+from fedmoe.errors import MessageError
 
 
 def algorithm_named(name: str) -> Algorithm:
@@ -42,6 +44,8 @@ def requests() -> dict[str, bytes]:
             session.deliver(PARTICIPANTS)
             list(session.personalize())
             list(session.score())
+            with suppress(MessageError):
+                list(session.leave_models())
             session.validation_scores()
             session.forget_later_states()
     return {wire.unpack(frame)[0]["do"]: bytes(frame) for frame in reversed(spy.received)}
@@ -50,7 +54,8 @@ def requests() -> dict[str, bytes]:
 @cache
 def worker() -> Worker:
     folder = TemporaryDirectory()
-    made = Worker(tiny_parts(algorithm_named("private_expert")), Path(folder.name) / "store", RUN_ID)
+    parts = tiny_parts(algorithm_named("private_expert"))
+    made = Worker(parts, Path(folder.name) / "store", RUN_ID, keep_model=lambda *_: None)
     made.folder = folder  # type: ignore[attr-defined]  # lives as long
     return made
 

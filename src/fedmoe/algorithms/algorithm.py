@@ -223,12 +223,19 @@ class EstimatePrior(Protocol):
     def __call__(self, scores_BC: Tensor, own_C: Tensor, /) -> Tensor: ...
 
 
+class AnswerUnder(Protocol):
+    """Log-probabilities (B, classes) of one client under a log-prior (classes,), row by row."""
+
+    def __call__(self, broadcast: Any, client_state: Any, personal: Any, x: Tensor, log_prior: Tensor, /) -> Tensor: ...
+
+
 class LabelPriors(NamedTuple):
     """How an algorithm answers under label frequencies of the user's choice."""
 
-    prior_free: PriorFree
+    prior_free: PriorFree  # what frequencies are estimated from
     own: OwnPrior
     estimate: EstimatePrior
+    answer: AnswerUnder
 
 
 class Answer(NamedTuple):
@@ -274,6 +281,8 @@ class Algorithm(NamedTuple):
     # What a client computes once of each of its examples, by public constants alone, and keeps: it is in `extra` of all
     # examples that client functions see, under this name.
     once_of_examples: Mapping[str, Callable[[Tensor], Tensor]] = {}
+    # Of what a client was delivered and a batch: the router's log-scores of all experts, (B, M). For new clients.
+    router_scores: Callable[[Any, Tensor], Tensor] | None = None
     # Numbers of its own that are scored beside accuracy and loss, all of these names.
     measure: Measure | None = None
     measured: tuple[str, ...] = ()

@@ -54,6 +54,7 @@ def apfl(config: ApflConfig, setup: AlgorithmSetup) -> Algorithm:
             ),
         ),
         personal_type=PersonalState,
+        frequencies="own",
         init_personal=lambda b, _state, _client, _seed: PersonalState(b.model, torch.tensor(config.alpha)),
         personalize=lambda b, _c, personal, data, rng: personalize(setup, b, personal, data, rng),
         predict=lambda b, _c, personal, x: predict(setup, b, personal, x),

@@ -67,6 +67,7 @@ def average_ensembles(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
         delivery=(train._replace(name="deliver"),),
         predict=lambda b, client, personal, x: mean_probabilities(*(one.predict(m, client, personal, x) for m in b)),
         sample=uniform_sample(setup.clients_per_round),
+        frequencies="pool",
         no_regression="it averages probabilities of classes",
     )
 

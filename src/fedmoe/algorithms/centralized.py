@@ -89,6 +89,7 @@ def centralized(_config: CentralizedConfig, setup: AlgorithmSetup) -> Algorithm:
         predict=lambda broadcast, _client, _personal, x: setup.predict(broadcast.model, x),
         sample=lambda server, _round, pool, _rng: pool[:0] if server.trained else pool,
         no_regression=None,
+        frequencies="pool",
         no_guarantee="it sends the records themselves",
     )
 

@@ -66,6 +66,7 @@ def ditto(config: DittoConfig, setup: AlgorithmSetup) -> Algorithm:
             ),
         ),
         personal_type=PersonalState,
+        frequencies="own",
         init_personal=lambda broadcast, _client_state, _client, _seed: PersonalState(broadcast.model),
         personalize=lambda b, _c, personal, data, rng: goes_on(setup.personal, b, personal, data, rng, stop_early=True),
         predict=lambda b, _c, personal, x: predict(setup, b, personal, x),

@@ -68,6 +68,7 @@ def domain_experts(config: DomainExpertsConfig, setup: AlgorithmSetup) -> Algori
     common = plain._replace(
         validation=None,
         personal_type=PrivateParts,
+        frequencies="own",
         predict=lambda b, _client, own, x: predict(setup, b, own, x),
         expert_weights=lambda _b, _client, own, x: gate_shares(setup.gate(own.gate, x), "general", "private"),
     )

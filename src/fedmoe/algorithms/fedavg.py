@@ -107,6 +107,7 @@ def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
         sample=uniform_sample(setup.clients_per_round),
         validation=Validation(validate, config.validate_every),
         no_regression=None,
+        frequencies="pool",
         no_guarantee=None,
     )
 

@@ -87,6 +87,7 @@ def fedem(config: FedEmConfig, setup: AlgorithmSetup) -> Algorithm:
         client_type=MixtureWeights,
         init_client=lambda _broadcast, _client, _seed: MixtureWeights(uniform),
         personal_type=MixtureWeights,
+        frequencies="own",
         no_regression=None,
         no_guarantee="its mixture weights, fitted to all records without noise, are in every gradient",
         personalize=lambda b, client, _personal, data, _rng: fit_weights(config, setup, b, client, data),

@@ -73,6 +73,7 @@ def fedmix_common(config: FedMixCommonConfig, setup: AlgorithmSetup) -> Algorith
         sample=uniform_sample(setup.clients_per_round),
         expert_weights=lambda b, _client, _personal, x: expert_weights(parts, b, x),
         constants=common.constants,
+        frequencies="pool",
         no_regression="its gate weighs probabilities of classes",
         once_of_examples={EMBEDDING: common.embed},
         measure=lambda b, _client, _personal, rows: measure(setup.expert, router, common, b, None, rows),

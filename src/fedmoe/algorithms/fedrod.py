@@ -50,6 +50,7 @@ def fedrod(config: FedRodConfig, setup: AlgorithmSetup) -> Algorithm:
         counts_labels=True,
         round=(train._replace(local_update=lambda b, c, data, rng: local_update(setup, b, c, data, rng)),),
         personal_type=PersonalState,
+        frequencies="own",
         personalize=lambda b, _client, _personal, data, rng: train_head(setup, b, data, rng),
         predict=lambda b, _client, personal, x: predict(setup, b, personal, x),
     )

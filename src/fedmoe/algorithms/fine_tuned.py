@@ -21,6 +21,7 @@ class PersonalState(NamedTuple):
 def fine_tuned(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
     return fedavg(config, setup)._replace(
         personal_type=PersonalState,
+        frequencies="own",
         personalize=lambda b, _client, _personal, data, rng: fine_tune(setup, b, data, rng),
         predict=lambda b, c, personal, x: predict(setup, b, c, personal, x),
     )

@@ -82,6 +82,7 @@ def ifca(config: IfcaConfig, setup: AlgorithmSetup) -> Algorithm:
         predict=lambda b, _client, personal, x: predict(setup, b, personal, x),
         sample=uniform_sample(setup.clients_per_round),
         personal_type=PersonalState,
+        frequencies="own",  # its cluster's, to which its own are the nearest that a client knows
         no_regression=None,
         no_guarantee="a client sends which model fits its records best, without noise",
         personalize=lambda b, _client, _personal, data, _rng: PersonalState(

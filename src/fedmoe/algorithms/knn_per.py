@@ -47,6 +47,7 @@ def knn_per(config: KnnPerConfig, setup: AlgorithmSetup) -> Algorithm:
     return fedavg(config, setup)._replace(
         no_regression="its neighbours vote for classes",
         personal_type=PersonalState,
+        frequencies="own",
         personalize=lambda b, _client, _personal, data, _rng: memorize(config, setup, b, data),
         predict=lambda b, _client, personal, x: predict(config, setup, b, personal, x),
         expert_weights=lambda _b, _c, personal, x: shares_of_two(

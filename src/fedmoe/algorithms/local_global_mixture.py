@@ -29,6 +29,7 @@ class PersonalState(NamedTuple):
 def local_global_mixture(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
     return fedavg(config, setup)._replace(
         personal_type=PersonalState,
+        frequencies="own",
         personalize=lambda b, _client, _personal, data, rng: personalize(setup, b, data, rng),
         predict=lambda b, c, personal, x: predict(setup, b, c, personal, x),
         expert_weights=lambda _b, _c, personal, x: gate_shares(setup.gate(personal.gate, x), "local", "general"),

@@ -39,6 +39,7 @@ def local_only(_config: LocalOnlyConfig, setup: AlgorithmSetup) -> Algorithm:
         predict=lambda _broadcast, _client, personal, x: setup.predict(personal.local, x),
         sample=uniform_sample(None),
         personal_type=PersonalState,
+        frequencies="own",
         no_regression=None,
         no_guarantee=None,  # nothing is sent
         personalize=lambda _broadcast, _client, _personal, data, rng: PersonalState(train_alone(setup, data, rng)),

@@ -104,6 +104,7 @@ def partial_personalization(
         client_type=ClientState,
         init_client=lambda _broadcast, _client, seed: start(seed),
         personal_type=PersonalState,
+        frequencies="own",
         personalize=lambda b, c, _personal, data, rng: fit_private(setup, b, c, data, rng),
         release=release,
         no_regression=None,

@@ -6,6 +6,7 @@ between equally frequent words are not broken by private text either.
 """
 
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,6 +68,21 @@ def limit_vocabulary(dataset: Dataset, rows: NDArray[np.int64], size: int) -> Da
     table = torch.full((len(dataset.lexicon),), UNKNOWN)
     table[PADDING] = PADDING
     table[words] = torch.arange(FIRST_WORD, FIRST_WORD + len(words))
+    return replace(dataset, prepare=partial(look_up, table), vocabulary_size=size)
+
+
+def hash_vocabulary(dataset: Dataset, size: int) -> Dataset:
+    """The same with `size` ids to which words are hashed: nothing is learnt from any row, so nothing leaks.
+
+    0 is padding and 1, which no word has, stays unused. Different words may share an id.
+    """
+    if dataset.lexicon is None:
+        raise ConfigError(f"{dataset.name} has no words, so it has no vocabulary to hash. Leave the setting out.")
+    if size <= FIRST_WORD:
+        raise ConfigError(f"a vocabulary of {size} ids has no word: 0 is padding and 1 is unknown. Set 3 or more.")
+    hashes = [zlib.crc32(word.encode()) % (size - FIRST_WORD) + FIRST_WORD for word in dataset.lexicon]
+    table = torch.tensor(hashes)
+    table[PADDING] = PADDING
     return replace(dataset, prepare=partial(look_up, table), vocabulary_size=size)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmoe.data.cells import numbers
@@ -37,6 +38,10 @@ class RowReader(NamedTuple):
         if self.table is not None:
             return self.table.encode(path)
         return self._columns(read_table_file(path))
+
+    def array(self, x: NDArray[Any], source: str = "x") -> Tensor:
+        """Rows that are an array already."""
+        return self._tensor(x, source)
 
     def values(self, rows: Any) -> Tensor:
         """Rows as JSON has them: dicts by column where the model was trained on a table, else nested lists."""

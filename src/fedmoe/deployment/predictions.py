@@ -3,6 +3,7 @@
 import csv
 import importlib
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedmoe.data.rows import RowReader
 from fedmoe.errors import ConfigError, DataError
-from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.evaluation.personal_model import PersonalModel, Prior
 from fedmoe.result import Result
 from fedmoe.storage.files import write_atomically
 
@@ -46,33 +47,38 @@ def reader_of(result: Result) -> RowReader:
     return RowReader(federation.input_shape, federation.input_dtype, federation.table)
 
 
-def predict(model: PersonalModel, x: Tensor) -> Predictions:
+def predict(model: PersonalModel, x: Tensor, prior: Prior | None = None) -> Predictions:
+    """With a `prior` the answers under these label frequencies; estimated ones are those of all the rows together."""
     try:
         with torch.no_grad():
-            parts = [model(part_B) for part_B in x.split(BATCH)]
+            log_prior = None if prior is None else model.log_prior(prior, x)
+            parts = [model(part_B, log_prior) for part_B in x.split(BATCH)]
     except (IndexError, RuntimeError) as error:  # a word beyond the vocabulary, say
         raise DataError(f"the model cannot read these rows: {str(error).splitlines()[0]}.") from error
     return Predictions(torch.cat(parts).cpu().numpy(), model.facts.class_names)
 
 
 def write_predictions(predictions: Predictions, path: Path) -> None:
+    write_columns(predictions.columns(), path)
+
+
+def write_columns(columns: Mapping[str, Sequence[Any]], path: Path) -> None:
     """One line per row: .csv, or .parquet where pandas is there."""
     if path.suffix.lower() == ".csv":
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        columns = predictions.columns()
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
         write_atomically(path, text.getvalue().encode())
     elif path.suffix.lower() == ".parquet":
-        write_atomically(path, _parquet(predictions))
+        write_atomically(path, _parquet(columns))
     else:
         raise ConfigError(f"--to {path}: predictions are written as .csv or .parquet. Choose one of these endings.")
 
 
-def _parquet(predictions: Predictions) -> bytes:
+def _parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
     try:
-        frame = importlib.import_module("pandas").DataFrame(predictions.columns())
+        frame = importlib.import_module("pandas").DataFrame(columns)
         return bytes(frame.to_parquet(None, index=False))
     except ImportError as error:
         raise ConfigError(

@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_args
 
 import torch
 from starlette.applications import Starlette
@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from fedmoe.data.rows import RowReader
 from fedmoe.deployment.predictions import predict
-from fedmoe.errors import DataError
-from fedmoe.evaluation.personal_model import PersonalModel
+from fedmoe.errors import ConfigError, DataError
+from fedmoe.evaluation.personal_model import PersonalModel, Prior
 
 # A web page that makes its own name point to this machine sends that name as Host: it gets no answer.
 HOSTS = ["127.0.0.1", "localhost"]
@@ -67,15 +67,15 @@ class _Service:
         return JSONResponse({**self.about, "limits": self.limits._asdict()})
 
     async def predict(self, request: Request) -> JSONResponse:
-        rows = rows_of(await self._body(request))
+        rows, prior = question_in(await self._body(request))
         if len(rows) > self.limits.rows:
             refuse(413, f"there are {len(rows)} rows, and at most {self.limits.rows} are answered at once: send fewer.")
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._one_by_one, self._answer, rows)
+        work = loop.run_in_executor(self._one_by_one, self._answer, rows, prior)
         late = f"the answer took longer than {self.limits.seconds:g} seconds: send fewer rows, or try again later."
         try:
             return JSONResponse(await within(self.limits.seconds, work, 503, late))
-        except DataError as error:
+        except (ConfigError, DataError) as error:
             refuse(422, str(error))
 
     async def _body(self, request: Request) -> bytes:
@@ -99,9 +99,10 @@ class _Service:
         except ClientDisconnect:
             refuse(400, "the request was not sent to its end.")
 
-    def _answer(self, rows: list[Any]) -> dict[str, Any]:
+    def _answer(self, rows: list[Any], prior: Prior | None) -> dict[str, Any]:
+        """Estimated label frequencies are those of this request's rows."""
         x = self.reader.values(rows)
-        predictions = predict(self.model, x)
+        predictions = predict(self.model, x, prior)
         weights = self.model.expert_weights(x)
         experts = None if weights is None else expert_answers(list(weights), torch.stack(list(weights.values()), dim=1))
         if not predictions.class_names:
@@ -120,8 +121,8 @@ def expert_answers(names: list[str], weights_NK: torch.Tensor) -> dict[str, Any]
     return {"names": names, "answered": most, "weights": weights_NK.tolist()}
 
 
-def rows_of(body: bytes) -> list[Any]:
-    """The list under "rows"."""
+def question_in(body: bytes) -> tuple[list[Any], Prior | None]:
+    """The list under "rows", and under "prior" the label frequencies to answer under, where they are named."""
     wanted = 'Send {"rows": [...]}, one entry per row.'
     try:
         content = json.loads(body, parse_constant=_no_number)
@@ -129,8 +130,10 @@ def rows_of(body: bytes) -> list[Any]:
         refuse(400, f"the request is no JSON ({type(error).__name__}: {error}). {wanted}")
     if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
         refuse(400, f"the request has no list under 'rows'. {wanted}")
-    rows: list[Any] = content["rows"]
-    return rows
+    prior = content.get("prior")
+    if prior is not None and prior not in get_args(Prior):
+        refuse(400, f"'prior' is {prior!r}; it is one of {', '.join(get_args(Prior))}, or left away.")
+    return content["rows"], prior
 
 
 def _no_number(name: str) -> NoReturn:

@@ -1,11 +1,15 @@
 """The privacy ledger in the terminal."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
 
 from fedmoe.privacy_report import PrivacyReport
+
+if TYPE_CHECKING:
+    from fedmoe.canary_audit import CanaryAudit
 from fedmoe.private_steps import Charge
 
 
@@ -26,6 +30,21 @@ def privacy_table(report: PrivacyReport) -> Table:
     for one in report.spent:
         cells = (_each(one.charges, name) for name in ("sampling_rate", "noise_multiplier", "sensitivity"))
         table.add_row(str(one.client), str(one.steps), *cells, f"{one.epsilon:.3f}", f"{one.rdp_epsilon:.3f}")
+    return table
+
+
+def canary_table(found: "CanaryAudit") -> Table:
+    """The attack's lower bound beside the ledger's upper bound."""
+    table = Table(
+        title=f"{found.canaries} canaries: {found.right} of {found.guesses} coins guessed right",
+        caption=f"lower bounds hold with {found.confidence:.0%} confidence",
+    )
+    for column in ("epsilon is", "", "says"):
+        table.add_column(column)
+    upper = "no guarantee" if found.upper is None else f"{found.upper:.3f}"
+    table.add_row("at least", f"{found.lower:.3f}", "the attack")
+    table.add_row("at most", upper, "the ledger" + (f": {escape(found.no_guarantee)}" if found.no_guarantee else ""))
+    table.add_row("provable", f"{found.largest:.3f}", "what so many canaries could show, were every guess right")
     return table
 
 

@@ -18,6 +18,7 @@ from rich.progress import (
 from fedmoe.data.fetch import Progress as Fetched
 from fedmoe.engines.steps import RoundRecord
 from fedmoe.experiment import Advanced, Ended, Event, Started
+from fedmoe.pretraining import Epoch
 
 
 class RunProgress:
@@ -102,3 +103,29 @@ class DownloadProgress:
         if state.file not in self._tasks:
             self._tasks[state.file] = self._progress.add_task(state.file, total=state.expected)
         self._progress.update(self._tasks[state.file], completed=state.received, total=state.expected)
+
+
+class EpochProgress:
+    """One line: how many epochs, and how good the last one was."""
+
+    def __init__(self, console: Console, epochs: int) -> None:
+        self._progress = Progress(
+            TextColumn("pretrain"),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("[dim]{task.fields[detail]}[/dim]"),
+            console=console,
+        )
+        self._task = self._progress.add_task("", total=epochs, detail="")
+
+    def __enter__(self) -> "EpochProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def show(self, epoch: Epoch) -> None:
+        detail = f"loss {epoch.loss:.3f}, {epoch.accuracy:.1%} of held-out rows"
+        self._progress.update(self._task, completed=epoch.number, detail=detail)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from fedmoe.data.available import SourceStatus
     from fedmoe.explain import Explanation
     from fedmoe.partition.split import Split
+    from fedmoe.report.sweep import GridPoint, PaperPart
+    from fedmoe.sweeps.cost import Cost
+    from fedmoe.sweeps.reproduction import Reproduction
 
 SHOWN_ROWS = 20  # of a table of predictions
 
@@ -141,7 +144,7 @@ def explanation_table(found: "Explanation") -> Table:
         total = found.rounds * found.seconds_per_round
         table.add_row(
             "rounds",
-            f"{found.rounds} of about {found.seconds_per_round:.2g} s (measured on one): {_duration(total)}, without "
+            f"{found.rounds} of about {found.seconds_per_round:.2g} s (measured on one): {duration(total)}, without "
             "validation, personalisation and scores",
         )
     for note in found.notes:
@@ -149,7 +152,11 @@ def explanation_table(found: "Explanation") -> Table:
     return table
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """
+    >>> duration(50), duration(600), duration(9000)
+    ('50 s', '10 min', '2.5 h')
+    """
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -166,4 +173,45 @@ def prediction_table(columns: Mapping[str, Sequence[Any]], title: str) -> Table:
     for row, cells in enumerate(zip(*columns.values(), strict=True)):
         if row < SHOWN_ROWS:
             table.add_row(str(row), *(f"{cell:.4f}" if isinstance(cell, float) else escape(cell) for cell in cells))
+    return table
+
+
+def grid_tables(points: "Sequence[GridPoint]", paper: "PaperPart | None" = None) -> list[Table]:
+    """One for each kind of score, a row for each point; and the claims of a paper, as decided."""
+    from fedmoe.report.sweep import entry_text, part_tables
+
+    tables = []
+    for found in part_tables(points, paper):
+        table = Table(title=f"{found.title}, mean ± 95%" + (" (published)" if paper else ""))
+        for name in (*found.keys, *found.methods):
+            table.add_column(escape(name), justify="right", overflow="fold")
+        for values, entries in found.rows:
+            table.add_row(*map(escape, values), *(escape(entry_text(entry)) for entry in entries))
+        tables.append(table)
+    for claim in paper.claims if paper else ():
+        table = Table(title=escape(claim["says"]), caption=escape(claim["how"]))
+        for name in ("at", "difference", "seeds", "verdict"):
+            table.add_column(name, justify="right")
+        for line in claim["lines"]:
+            table.add_row(line["at"], line["difference"], str(line["seeds"]), line["verdict"])
+        tables.append(table)
+    return tables
+
+
+def reproduction_table(rows: "Sequence[tuple[Reproduction, Cost, int, int]]") -> Table:
+    """What can be reproduced, about how long it takes here, and what has been run."""
+    table = Table(caption="time: an estimate from one timed round, all cores busy; --quick needs seconds")
+    for name in ("paper", "figure", "what", "runs", "time here", "done"):
+        table.add_column(name, justify="right" if name in ("runs", "done") else "left", overflow="fold")
+    for one, cost, done, total in rows:
+        time = duration(cost.seconds) if cost.seconds is not None else f"not timed: {cost.why}"
+        table.add_row(one.paper, one.figure, escape(one.title), str(total), escape(time), f"{done} of {total}")
+    return table
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """A line for each fact."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, words in facts.items():
+        table.add_row(escape(name), escape(words))
     return table

@@ -66,6 +66,7 @@ class Messenger:
         self.limits = UpdateLimits(max_norm=parts.config.schedule.max_update_norm)
         self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen, dict(self.algorithm.constants))
         self.have_frozen: set[ClientId] = set()  # clients that were sent the frozen weights
+        self._superseded: dict[ClientId, tuple[int, int]] = {}  # states that nodes may drop, not yet told to them
 
     def exchange(
         self,
@@ -145,11 +146,20 @@ class Messenger:
         for _ in self._private_work(header, self._one_by_one(delivered), version_of, step, manifest):
             pass
 
-    def drop_superseded(self, versions: Mapping[ClientId, tuple[int, int]]) -> None:
-        def request(clients: Iterable[ClientId]) -> dict[str, Any]:
-            return {"do": "drop", "states": [[client, *versions[client]] for client in clients]}
+    def leave_models(
+        self, delivered: dict[ClientId, Tree], step: int, final: int | None, version_of: VersionOf, manifest: Manifest
+    ) -> Iterator[list[ClientId]]:
+        """Clients whose node has left their personal model as a file of its own."""
+        header = {"do": "export", "final": final}
+        yield from self._private_work(header, self._one_by_one(delivered), version_of, step, manifest)
 
-        self._ask(request, versions)
+    def drop_superseded(self, versions: Mapping[ClientId, tuple[int, int]]) -> None:
+        """At once where one worker does it for all; a node is told with the next work that it is asked for."""
+        if self.transport.one_store:
+            rows = [[client, *these] for client, these in versions.items()]
+            self._ask(lambda _: {"do": "drop", "states": rows}, versions)
+        else:
+            self._superseded |= versions
 
     def forget(self, version: int, clients: Iterable[ClientId]) -> None:
         self._ask(lambda _: {"do": "forget", "version": version}, clients)
@@ -218,10 +228,13 @@ class Messenger:
     ) -> Iterator[tuple[Cohort, Bytes]]:
         """Each cohort with the first reply of its worker, as replies arrive: one that arrives twice counts once."""
         encoded: dict[int, EncodedParts] = {}
-        frames = [
-            frame_of({**header, "state_versions": list(map(version_of, cohort.clients))}, cohort, encoded)
-            for cohort in cohorts
-        ]
+        frames = []
+        for cohort in cohorts:
+            told: dict[str, Any] = {"state_versions": list(map(version_of, cohort.clients))}
+            known = [client for client in cohort.clients if client in self._superseded]
+            if known:
+                told["superseded"] = [[client, *self._superseded.pop(client)] for client in known]
+            frames.append(frame_of({**header, **told}, cohort, encoded))
         waiting = set(range(len(frames)))
         for index, frame in self.transport.run(frames):
             if index not in waiting:

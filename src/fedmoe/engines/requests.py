@@ -18,7 +18,8 @@ Check = Callable[[Any], bool]
 
 MAX_COUNT = 2**63 - 1  # of rounds and versions: the private store counts in 64 bits
 MAX_REPLY_TO = 200  # characters
-ON_COHORTS = ("exchange", "personalize", "score", "validate")
+# What is done with broadcasts to some clients.
+ON_COHORTS = ("exchange", "personalize", "score", "validate", "export")
 
 
 def read_request(frame: Bytes, algorithm: Algorithm, num_clients: int) -> tuple[Header, list[memoryview]]:
@@ -34,6 +35,7 @@ def read_request(frame: Bytes, algorithm: Algorithm, num_clients: int) -> tuple[
         _check_clients([client for client, *_ in header["states"]], num_clients, header)
     if work in ON_COHORTS:
         _check_cohort(header, num_clients, len(blobs))
+        _check_superseded(header)
     if work in ("exchange", "personalize") and (version := header["version"]) is not None:
         _check_later(version, header)
     if work == "exchange" and not 0 <= header["index"] < (count := len(exchanges_of(algorithm, header["phase"]))):
@@ -53,6 +55,13 @@ def _check_cohort(header: Header, num_clients: int, num_blobs: int) -> None:
             raise _wrong(name, header, f"one for each of {len(clients)} clients")
     if max(header["broadcast_index"]) >= num_blobs:
         raise _wrong("broadcast_index", header, f"places among {num_blobs} broadcasts")
+
+
+def _check_superseded(header: Header) -> None:
+    """States that may go, which is told along with other work; most requests say nothing of it."""
+    rows = header.setdefault("superseded", [])
+    if not _are_rows_of(3)(rows) or any(client not in header["clients"] for client, *_ in rows):
+        raise _wrong("superseded", header, "a list of [client, version, before] of its clients")
 
 
 def _check_later(version: int, header: Header) -> None:
@@ -102,6 +111,7 @@ FIELDS: Mapping[str, Mapping[str, tuple[Check, str]]] = {
     "personalize": {**COHORT, "version": COUNT},
     "personalized": {"version": COUNT},
     "score": {**COHORT, "final": COUNT_OR_NONE, "send": FLAG, "reply_to": REPLY_TO},
+    "export": {**COHORT, "final": COUNT_OR_NONE},
     "validate": {**COHORT, "reply_to": REPLY_TO},
     "forget": {"clients": COUNTS, "version": COUNT},
     "drop": {"states": (_are_rows_of(3), "a list of [client, version, before]")},

@@ -111,6 +111,12 @@ class Session:
         """
         yield from self._exchanges(Attempt(self.server), "round", self.step + 1, clients)
 
+    def replay_after_rounds(self, clients: Sequence[ClientId]) -> Iterator[Replies]:
+        """The same for all exchanges after the rounds, each of which goes on from the one before."""
+        attempt = Attempt(self.server)
+        for step in range(self.num_rounds + 1, self._steps.last_exchange + 1):
+            yield from self._exchanges(attempt, "after_rounds", step, clients)
+
     def drop_superseded(self, durable_step: int) -> None:
         """Private state that no resume can ask for any more may go."""
         versions = self._versions.superseded_by(durable_step)
@@ -153,6 +159,12 @@ class Session:
         yield from self._messages.scores({c: self.delivered[c] for c in asked}, self.step, final, named, self.manifest)
         unasked = {client: self.delivered[client] for client in others}
         self._messages.score_in_private(unasked, self.step, final, named, self.manifest)
+
+    def leave_models(self) -> Iterator[list[ClientId]]:
+        """Clients whose node keeps their personal model as a file, as they finish. No model is sent."""
+        final = self._final_version if self.algorithm.personalize else None
+        named = self._versions.after(self._delivery_versions)
+        yield from self._messages.leave_models(self.delivered, self.step, final, named, self.manifest)
 
     def personal_model(self, client: ClientId) -> PersonalModel:
         """The model that a client ended with, once it was delivered and personalised."""

@@ -36,13 +36,19 @@ class Worker:
     """`handle(frame)` does one piece of work on one cohort. `open_store` is for a store that is not on this machine."""
 
     def __init__(
-        self, parts: Parts, store: Path, run_id: str, open_store: Callable[[Path, str], PrivateStore] = PrivateStore
+        self,
+        parts: Parts,
+        store: Path,
+        run_id: str,
+        open_store: Callable[[Path, str], PrivateStore] = PrivateStore,
+        keep_model: Callable[[PersonalModel, ClientId], None] | None = None,
     ) -> None:
+        """`keep_model` is where personal models go that this worker is asked to export; else it exports none."""
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.metrics, self.task, self.device = parts.metrics, parts.task, parts.device
         self.seed = parts.config.seed
-        self._open_store = partial(open_store, store, run_id)
+        self._open_store, self._keep_model = partial(open_store, store, run_id), keep_model
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
         self._private_replies = PrivateReplies.of(parts, store, run_id)
@@ -51,6 +57,7 @@ class Worker:
             "personalize": self.personalize,
             "personalized": self.personalized,
             "score": self.score,
+            "export": self.export,
             "validate": self.validate,
             "forget": self.forget,
             "drop": self.drop,
@@ -77,7 +84,10 @@ class Worker:
         try:
             num_clients = self.federation.num_clients + self.federation.num_unseen
             header, blobs = read_request(frame, self.algorithm, num_clients)
-            return self._work[header["do"]](header, blobs)
+            reply = self._work[header["do"]](header, blobs)
+            if header.get("superseded"):
+                self._drop(header["superseded"])
+            return reply
         except FedmoeError as error:
             return wire.pack({"error": type(error).__name__, "message": str(error)})
 
@@ -130,8 +140,11 @@ class Worker:
         return wire.pack({"clients": sorted(self.store.clients("final", header["version"]))})
 
     def drop(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
-        self.store.drop_superseded({client: (version, before) for client, version, before in header["states"]})
+        self._drop(header["states"])
         return wire.pack({"clients": [client for client, *_ in header["states"]]})
+
+    def _drop(self, rows: Sequence[Sequence[int]]) -> None:
+        self.store.drop_superseded({client: (version, before) for client, version, before in rows})
 
     def forget(self, header: Header, _blobs: Sequence[memoryview]) -> Bytes:
         self.store.forget_from(header["version"])
@@ -159,6 +172,15 @@ class Worker:
         if header["send"]:
             raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         return wire.pack({"clients": clients})
+
+    def export(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
+        """Leave the clients' models where this side keeps them; nothing of them is sent."""
+        if self._keep_model is None:
+            raise MessageError("a request asks to export models, but none are exported here.")
+        received = self._received(self.algorithm.delivery[-1], header, blobs)
+        for shared, client, state in zip(received, header["clients"], header["state_versions"], strict=True):
+            self._keep_model(self.personal_model(shared, client, state, header["final"]), client)
+        return wire.pack({"clients": header["clients"]})
 
     def validate(self, header: Header, blobs: Sequence[memoryview]) -> Bytes:
         """Scores that may end the rounds: of clients that train, on opted-in validation records alone."""
@@ -203,7 +225,7 @@ class Worker:
         return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
 
     def _scores(self, shared: Tree, state: Tree, client: ClientId, final: int | None) -> list[Score]:
-        trains = self.algorithm.round or self.algorithm.personalize is None
+        trains = self.algorithm.round or self.algorithm.after_rounds or self.algorithm.personalize is None
         models: dict[str, Tree | None] = {"before": None} if trains else {}
         if final is not None:
             models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)

@@ -1,7 +1,8 @@
 """What a curious server reads of a client's label distribution p(y|s) from one honest update.
 
 Reisser et al. (2021), Appendix C. Two attacks: the step of the output bias (eq. 14-15), and FedMix's q(z|s), which the
-server may solve for p(y|s) since it knows phi. Neither needs more than what the algorithm sends anyway.
+server may solve for p(y|s) since it knows phi. A third, ours, reads the rows of the output layer. None needs more than
+what the algorithm sends anyway.
 Shape suffixes: C classes, K experts.
 """
 
@@ -50,6 +51,17 @@ def normalised_shares(change_C: Tensor) -> Tensor:
     above_C = change_C - change_C.min()
     total = above_C.sum()
     return above_C / total if total > 0 else torch.full_like(above_C, 1 / len(above_C))
+
+
+def shares_from_rows(change_CF: Tensor) -> Tensor:
+    """The lengths of the changes of the output layer's rows, scaled to sum to one.
+
+    Each example moves the row of its label most. Unlike the bias, whose change an adjusted loss keeps near zero, rows
+    of labels that a client has still follow the features of its examples.
+    """
+    lengths_C = change_CF.double().norm(dim=1)
+    total = lengths_C.sum()
+    return lengths_C / total if total > 0 else torch.full_like(lengths_C, 1 / len(lengths_C))
 
 
 def shares_from_usage(posterior_CK: Tensor, usage_K: Tensor) -> Tensor:

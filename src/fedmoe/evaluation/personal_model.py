@@ -6,19 +6,21 @@ model on every training backend, can be moved, traced and exported, and two of t
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedmoe import trees
-from fedmoe.algorithms.algorithm import Algorithm
+from fedmoe.algorithms.algorithm import Algorithm, LabelPriors
+from fedmoe.algorithms.label_priors.frequencies import check_log_prior, uniform
 from fedmoe.core_types import Tensors, Tree
-from fedmoe.errors import DataError, RunError
+from fedmoe.errors import ConfigError, DataError, RunError
 from fedmoe.models.network import Network
 from fedmoe.models.task import CLASSIFICATION, Regression, Task
 
+Prior = Literal["own", "balanced", "estimated"]
 ROLES = ("broadcast", "client", "personal")  # the states that an algorithm predicts with
 ORIGIN = {"broadcast": "received", "client": "own", "personal": "own"}
 PREFIX = {"broadcast": "shared", "client": "client", "personal": "personal"}  # where two states have one field name
@@ -92,10 +94,50 @@ class PersonalModel(nn.Module):
         ]
         self.eval()
 
-    def forward(self, x: Tensor | NDArray[Any]) -> Tensor:
+    def forward(self, x: Tensor | NDArray[Any], log_prior: Tensor | None = None) -> Tensor:
+        """With a log-prior (classes,): the answer under these label frequencies, where the algorithm has such."""
         batch, one_row = self._batch(x if isinstance(x, Tensor) else self.as_inputs(x))
-        answer_BC = self.facts.task.answer(self._predictor.algorithm.predict(*self._states(), batch))
+        states = self._states()
+        if log_prior is None:
+            answer_BC = self.facts.task.answer(self._predictor.algorithm.predict(*states, batch))
+        else:
+            priors = self._priors
+            log_prior = check_log_prior(log_prior, len(priors.own(*states)))
+            answer_BC = priors.answer(*states, batch, log_prior).exp()
         return answer_BC[0] if one_row else answer_BC
+
+    def log_prior(self, prior: Prior, x: Tensor | NDArray[Any] | None = None) -> Tensor:
+        """(classes,): the client's own label frequencies, even ones, or those estimated from the questions `x`."""
+        own_C = self._priors.own(*self._states())
+        if prior == "own":
+            return own_C
+        if prior == "balanced":
+            return uniform(len(own_C)).to(own_C)
+        if x is None:
+            raise DataError("prior='estimated' is estimated from questions: give them as x.")
+        return self.estimate_prior(x)
+
+    def estimate_prior(self, x: Tensor | NDArray[Any]) -> Tensor:
+        """(classes,): the log-prior of a batch of unlabelled questions; of a single one it stays near the own."""
+        with torch.no_grad():
+            batch, _ = self._batch(self.as_inputs(x))
+            states = self._states()
+            return self._priors.estimate(self._priors.prior_free(*states, batch), self._priors.own(*states))
+
+    @property
+    def has_even_prior(self) -> bool:
+        """Whether its own label frequencies are even: those of a client without labels, or with as many of each."""
+        own_C = self._priors.own(*self._states())
+        return torch.equal(own_C, uniform(len(own_C)).to(own_C))
+
+    @property
+    def _priors(self) -> LabelPriors:
+        if self._predictor.algorithm.priors is None:
+            raise ConfigError(
+                f"{self.facts.algorithm} answers under no other label frequencies than those that it learnt. Train "
+                "prior_mixture, or any algorithm with evaluation.priors = true."
+            )
+        return self._predictor.algorithm.priors
 
     def expert_weights(self, x: Tensor | NDArray[Any]) -> Tensors | None:
         """How much each expert has to say of each row: name -> (B,); None where the algorithm has no experts."""

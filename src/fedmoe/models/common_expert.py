@@ -20,6 +20,8 @@ from fedmoe.models.start_weights import starting_from
 
 TEMPERATURE = "temperature"  # what a file may note of its weights: scores divided by it are calibrated
 
+PUBLIC_DIGEST = "public_digest"
+
 Embedding = Literal["features", "output"]
 
 
@@ -40,12 +42,14 @@ class CommonExpert:
         what: str = "the common expert's file",
         embedding: Embedding = "features",
         temperature: float = 1.0,
+        public_digest: str = "",
     ) -> None:
         filled = starting_from(source, weights, what)
         module = filled if isinstance(filled, nn.Module) else filled()
         shape = tuple(some_x.shape[1:])
         self.network = Network(module.requires_grad_(False), "common expert", shape, nothing_to_train=True)
         self.embedding, self.temperature = embedding, temperature
+        self.public_digest = public_digest  # of the public rows that it was trained on, where that is known
         self._check(some_x, num_classes)
         self.num_features = int(self.embed(some_x).shape[1])
 
@@ -57,7 +61,7 @@ class CommonExpert:
     @property
     def notes(self) -> dict[str, str]:
         """What its file notes beside the weights."""
-        return {TEMPERATURE: repr(self.temperature)}
+        return {TEMPERATURE: repr(self.temperature), PUBLIC_DIGEST: self.public_digest}
 
     def plain_copy(self) -> "CommonExpert":
         """The same over a module of its own, which PyTorch computes on every backend."""

@@ -23,6 +23,7 @@ SOURCES = (
     "dense.h",
     "conv.h",
     "chain.h",
+    "private.h",
     "losses.h",
     "fedmix_objective.h",
     "routed_objective.h",

@@ -42,6 +42,10 @@ class Kernel:
         self._forward.argtypes = [*head, whole, whole, where, where, whole, where, where]
         self._backward.argtypes = [*head, whole, whole, whole, where, where, where, whole, where, where, where, where]
         self._tape_size.argtypes = [*head, whole]
+        self._clipped_sums = lib.fedmoe_clipped_sums
+        of_items: list[Any] = [whole, whole, whole, where, where, where, whole]
+        self._clipped_sums.argtypes = [*head, *of_items, where, where, where, ctypes.c_double, whole, where]
+        self._clipped_sums.restype = None
         self._channels_last = lib.fedmoe_channels_last
         self._channels_last.argtypes, self._channels_last.restype = [where, where, whole, whole, whole], None
         self._tape_size.restype = whole
@@ -142,6 +146,38 @@ class Kernel:
             results.ctypes.data, dx.data_ptr() if input_too else None,
         )  # fmt: skip
         return (dx.movedim(-1, -3) if input_too and self.program.channels_last else dx), *grads
+
+    def clipped_sums(
+        self,
+        x: Tensor,
+        params: Sequence[Tensor],
+        real: Tensor,
+        d_scores: Tensor,
+        trained: Collection[str],
+        clip_norm: float,
+        *,
+        per_tensor: bool,
+    ) -> dict[str, Tensor]:
+        """By parameter the sum of the gradients of single examples, each clipped, over those that are real (..., B).
+
+        The names of `trained` alone count and are summed.
+        """
+        lead, batch = self._lead(x), x.shape[-1 - len(self.program.input_shape)]
+        self.check_params(params, lead)
+        check_tensor("the gradient by the scores", d_scores, (*lead, batch, self.program.num_outputs))
+        check_tensor("which examples are real", real, (*lead, batch), torch.bool)
+        sums = [torch.zeros(*lead, *shape) for shape in self.trained_shapes]
+        images, real, d_scores, items = self.images(x), real.contiguous(), d_scores.contiguous(), math.prod(lead)
+        counts = np.array([name in trained for name in self.program.params], dtype=np.uint8)
+        unused = torch.empty(max([constant.numel() for constant in self.constants.values()], default=0))
+        pointers, addresses = _addresses(images, len(lead)), self._table(params, len(lead), items)
+        results = self._table(sums, len(lead), items, constants=dict.fromkeys(self.constants, unused))
+        self._clipped_sums(
+            *self._head, self.first_layer_of(trained), items, batch, pointers.ctypes.data, addresses.ctypes.data,
+            self.sizes.ctypes.data, len(self.sizes), real.data_ptr(), d_scores.data_ptr(), counts.ctypes.data,
+            clip_norm, per_tensor, results.ctypes.data,
+        )  # fmt: skip
+        return dict(zip(self.trained_names, sums, strict=True))
 
     def check_params(self, params: Sequence[Tensor], lead: tuple[int, ...]) -> None:
         for name, param, shape in zip(self.trained_names, params, self.trained_shapes, strict=True):

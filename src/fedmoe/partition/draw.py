@@ -42,6 +42,8 @@ class Transform(NamedTuple):
     side_values: Mapping[str, int]  # how many values each piece of side information has: 0 … that - 1
 
 
+PUBLIC_SEED = 0
+
 BY_LABEL: dict[str, Callable[..., Split]] = {
     "majority": split_by_majority,
     "dirichlet": split_by_dirichlet,
@@ -56,24 +58,27 @@ def draw_split(config: SplitConfig, dataset: Dataset, seed: int) -> Split:
         made: Split = import_strings.call("split.kind", config.kind, arguments, config.model_extra, Split)
         _require_rows(config.kind, made, dataset)
         return made
-    public = public_rows(config, dataset.train.y.numpy(), dataset.num_classes, seed)
+    public = public_rows(config, dataset.train.y.numpy(), dataset.num_classes)
     rest = np.setdiff1d(np.arange(len(dataset.train.y)), np.concatenate(public))
     return with_public(_draw(config, dataset, rest, seed), public, rest)
 
 
 def public_rows(
-    config: PublicRows, y: NDArray[np.int64], num_classes: int, seed: int
+    config: PublicRows, y: NDArray[np.int64], num_classes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows that no client will hold, to train on and held out: as many of each class, at random in a regression."""
+    """Rows that no client will hold, to train on and held out: as many of each class, at random in a regression.
+
+    The same whatever the seed of a run, so that one model trained on them serves runs of all seeds.
+    """
     sizes = (config.public_size, config.public_validation_size)
     if sizes[1] and not sizes[0]:
         raise ConfigError(
             f"split.public_validation_size={sizes[1]} rows are held out of nothing: split.public_size is 0. Set both."
         )
     labels, classes = (y, num_classes) if num_classes else (np.zeros(len(y), dtype=np.int64), 1)
-    pools = Pools(labels, classes, seed, "public")
+    pools = Pools(labels, classes, PUBLIC_SEED, "public")
     demand_2K = np.stack(
-        [quotas(size, np.ones(classes), stream(seed, "public", part)) for part, size in enumerate(sizes)]
+        [quotas(size, np.ones(classes), stream(PUBLIC_SEED, "public", part)) for part, size in enumerate(sizes)]
     )
     setting = f"split.public_size={sizes[0]} and split.public_validation_size={sizes[1]}: the public part"
     require_supply(demand_2K.sum(0), pools.supply_K, setting, "Lower one of them")

@@ -80,6 +80,11 @@ class Split:
             state.update(f"{name}:{array.size};".encode() + np.ascontiguousarray(array).tobytes())
         return state.hexdigest()
 
+    @property
+    def public_digest(self) -> str:
+        """Of the public rows to train on: which rows a model trained on them has seen."""
+        return hashlib.blake2b(np.sort(self.public).tobytes(), digest_size=16).hexdigest() if len(self.public) else ""
+
     def arrays(self) -> dict[str, Indices]:
         shards = {"train": self.train, "validation": self.validation, "test": self.test}
         named = {f"{name}_{part}": array for name, s in shards.items() for part, array in s._asdict().items()}

@@ -81,7 +81,7 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         choices=choice_sections(results),
         traffic=_traffic(methods),
         configs=_configs(results),
-        made_by=_made_by(results),
+        made_by=made_by(results),
         **shown,
     )
 
@@ -216,7 +216,7 @@ def _lines(config: Mapping[str, str], keys: Iterable[str]) -> str:
     return "\n".join(f"{key} = {config[key]}" for key in keys)
 
 
-def _made_by(results: Sequence[RunRecord]) -> dict[str, str]:
+def made_by(results: Sequence[RunRecord]) -> dict[str, str]:
     packages = (f"{name} {version}" for r in results for name, version in r["versions"].items())
     return {
         "Command": _distinct((r.get("command", "") for r in results), "\n"),

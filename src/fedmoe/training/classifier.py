@@ -37,10 +37,13 @@ class ClassifierLoss:
 
     def cohort(self, trainable_S: Trainable, frozen_S: Tree, batches: Batch) -> Tensor:
         """The same for all clients of a cohort at once, (S, B), where the network reads cohorts."""
-        scores_SBC = self.network.cohort(trainable_S["model"], batches.x)
+        return self.of_scores(self.network.cohort(trainable_S["model"], batches.x), frozen_S, batches.y)
+
+    def of_scores(self, scores_SBC: Tensor, frozen_S: Tree, y_SB: Tensor) -> Tensor:
+        """(S, B): of what the network says of a cohort's examples."""
         if LOGIT_OFFSET in frozen_S:
             scores_SBC = scores_SBC + frozen_S[LOGIT_OFFSET].unsqueeze(1)
-        return self.task.losses(self.task.prediction(scores_SBC), batches.y)
+        return self.task.losses(self.task.prediction(scores_SBC), y_SB)
 
     def kernel_spec(self, _params_S: Tree, _data: Examples, frozen_S: Tree) -> KernelSpec | str:
         if not isinstance(self.task, Classification):

@@ -64,7 +64,12 @@ def clipped_sums(
     mechanism: Mechanism,
     untrained_P: Tensor | None = None,
 ) -> Tensor:
-    """(R, P): microbatch by microbatch, so that memory does not grow with the batch."""
+    """(R, P): microbatch by microbatch, so that memory does not grow with the batch.
+
+    The native kernels hold one example's gradient at a time, whatever the batch.
+    """
+    if isinstance(loss, ClassifierLoss) and loss.network.native and real_RB.numel():
+        return _native_sums(loss, layouts[name], point[name], frozen, batches, real_RB, mechanism, untrained_P)
     total_RP = torch.zeros_like(point[name])
     for start in range(0, real_RB.shape[1], mechanism.microbatch_size):
         window = slice(start, start + mechanism.microbatch_size)
@@ -75,6 +80,36 @@ def clipped_sums(
             grads_RMP = grads_RMP.masked_fill(untrained_P, 0)
         total_RP += (clipped(grads_RMP, mechanism, layouts[name]) * real_RB[:, window, None]).sum(1)
     return total_RP
+
+
+def _native_sums(
+    loss: ClassifierLoss,
+    layout: Layout,
+    point_RP: Tensor,
+    frozen: Tree,
+    batches: Batch,
+    real_RB: Tensor,
+    mechanism: Mechanism,
+    untrained_P: Tensor | None,
+) -> Tensor:
+    """The kernels' own, from the gradients of the losses by the scores, which are the loss's business."""
+    kernel = loss.network.native
+    assert kernel is not None
+    params = layout.unpack(point_RP)
+    own = [params[name] for name in kernel.trained_names]
+    scores_RBC = kernel.forward(batches.x, own, keep=False)[0].requires_grad_()
+    (d_scores,) = torch.autograd.grad(loss.of_scores(scores_RBC, frozen, batches.y).sum(), scores_RBC)
+    stays = [False] * len(layout.names) if untrained_P is None else _first_of_each(untrained_P, layout)
+    trained = [name for name, untrained in zip(layout.names, stays, strict=True) if not untrained]
+    sums = kernel.clipped_sums(
+        batches.x, own, real_RB, d_scores, trained, mechanism.clip_norm, per_tensor=mechanism.clipping == "per_tensor"
+    )
+    return torch.cat([sums[name].reshape(len(point_RP), -1) for name in layout.names], dim=1)
+
+
+def _first_of_each(untrained_P: Tensor, layout: Layout) -> list[bool]:
+    """Whether each tensor stays: parameters do so tensor by tensor."""
+    return [bool(part[0]) if len(part) else True for part in untrained_P.split(layout.sizes)]
 
 
 def example_gradients(

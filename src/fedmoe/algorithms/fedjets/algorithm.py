@@ -37,6 +37,7 @@ from fedmoe.algorithms.fedjets.states import (
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientId, Tensors
 from fedmoe.errors import ConfigError
+from fedmoe.models.router import log_scores
 from fedmoe.training.routed_experts import EMBEDDING
 
 
@@ -87,8 +88,10 @@ def fedjets(config: FedJetsConfig, setup: AlgorithmSetup) -> Algorithm:
         personalize=lambda b, _client, _personal, data, _rng: choose_alone(parts, b, data),
         expert_weights=lambda b, _client, personal, x: expert_weights(parts, b, personal, x),
         constants=parts.common.constants,
+        frequencies="own",  # those of the clients that chose the same experts, to which its own are the nearest
         no_regression="its router weighs probabilities of classes",
         once_of_examples={EMBEDDING: parts.common.embed},
+        router_scores=lambda b, x: log_scores(parts.router, b.router, parts.common.embed(x)),
         measure=lambda b, _client, personal, rows: measure(
             setup.expert, parts.router, parts.common, b, None if personal is None else personal.usable, rows
         ),

@@ -82,6 +82,7 @@ def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
         client_type=ClientState,
         init_client=lambda b, _client, _seed: init_client(config, setup, b),
         personal_type=PersonalState,
+        frequencies="own",
         personalize=lambda b, client, _personal, data, rng: personalize(config, setup, b, client, data, rng),
         release=None if config.share_gates else release(config, setup),
         expert_weights=lambda b, client, personal, x: expert_weights(config, setup, b, client, personal, x),

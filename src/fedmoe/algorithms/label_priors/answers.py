@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmoe.algorithms.algorithm import Answer, LabelPriors
+from fedmoe.algorithms.algorithm import Answer, AnswerUnder, LabelPriors, PriorFree
 from fedmoe.algorithms.label_priors.estimate import answer
 from fedmoe.algorithms.label_priors.frequencies import uniform
 
@@ -12,19 +12,24 @@ OWN, BALANCED, ESTIMATED = "own prior", "balanced prior", "estimated prior"
 BATCH_SIZE = 100  # of unlabelled questions, in scoring
 
 
+def scores_and_prior(prior_free: PriorFree) -> AnswerUnder:
+    """The answer of one model: its prior-free scores with the prior added."""
+    return lambda sent, client, personal, x, log_prior: answer(prior_free(sent, client, personal, x), log_prior)
+
+
 def prior_answers(priors: LabelPriors, *, before: bool = False) -> dict[str, Answer]:
     """By name. The first two are told the prior; `before`: the estimate is scored before personalisation, too."""
 
     def own(sent: Any, client: Any, personal: Any, x: Tensor) -> Tensor:
-        return answer(priors.prior_free(sent, client, personal, x), priors.own(sent, client, personal))
+        return priors.answer(sent, client, personal, x, priors.own(sent, client, personal))
 
     def balanced(sent: Any, client: Any, personal: Any, x: Tensor) -> Tensor:
-        scores_BC = priors.prior_free(sent, client, personal, x)
-        return answer(scores_BC, uniform(scores_BC.shape[1]))
+        return priors.answer(sent, client, personal, x, uniform(len(priors.own(sent, client, personal))))
 
     def estimated(sent: Any, client: Any, personal: Any, x: Tensor) -> Tensor:
         scores_BC = priors.prior_free(sent, client, personal, x)
-        return answer(scores_BC, priors.estimate(scores_BC, priors.own(sent, client, personal)))
+        log_prior_C = priors.estimate(scores_BC, priors.own(sent, client, personal))
+        return priors.answer(sent, client, personal, x, log_prior_C)
 
     after = frozenset(("after",))
     return {

@@ -4,7 +4,7 @@ Shape suffixes: S clients of a cohort, N examples, C classes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fedmoe.algorithms.label_priors.calibration import Calibration, CalibrationC
 from fedmoe.algorithms.label_priors.frequencies import training_offset
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Examples, Tree
+from fedmoe.trees import record_type
 from fedmoe.wire import message
 
 Scores = Callable[[Tree, Tree, Examples], Tensor]  # (broadcasts, client states, examples) -> (S, N, C)
@@ -27,8 +28,9 @@ def with_calibration(
 
     `predict`, `personalize` and whatever else reads the last broadcast is the caller's to adapt.
     """
-    server_type = _beside("CalibratedServer", algorithm.server_type, "fit", Fit)
-    sent_type = message(_beside("Calibrated", algorithm.delivery[-1].broadcast_type, "calibration", Calibration))
+    delivered_type = algorithm.delivery[-1].broadcast_type
+    server_type = record_type("CalibratedServer", {"shared": algorithm.server_type, "fit": Fit})
+    sent_type = message(record_type("Calibrated", {"shared": delivered_type, "calibration": Calibration}))
 
     def deliver(server: Any, client: ClientId, updates: Sequence[Any]) -> Any:
         return sent_type(algorithm.delivery[-1].broadcast(server.shared, client, updates), server.fit.at)
@@ -80,11 +82,6 @@ def slopes(
     scores_SNC = scores(sent.shared, client, data.validation)
     offset_SC = training_offset(data.train, setup.num_classes)
     return fitting.slopes(scores_SNC, offset_SC, data.validation, sent.calibration, config.clip)
-
-
-def _beside(name: str, shared: type[Any], field: str, kind: type[Any]) -> Any:
-    """A NamedTuple of what an algorithm has and what is added."""
-    return NamedTuple(name, [("shared", shared), (field, kind)])
 
 
 def _on_shared(exchange: Exchange) -> Exchange:

@@ -45,6 +45,12 @@ def uniform(num_classes: int) -> Tensor:
     return log_frequencies(torch.zeros(num_classes))
 
 
+def is_near(log_prior_C: Tensor, own_C: Tensor) -> Tensor:
+    """Whether frequencies are nearer to the client's own than to even ones, in total variation; a tie is near."""
+    prior_C, even = log_prior_C.exp(), 1 / len(log_prior_C)
+    return (prior_C - own_C.exp()).abs().sum() <= (prior_C - even).abs().sum()
+
+
 def check_log_prior(log_prior: Tensor, num_classes: int) -> Tensor:
     """The log-prior itself, or an error that says why it is none."""
     if log_prior.shape != (num_classes,):

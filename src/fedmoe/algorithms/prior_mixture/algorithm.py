@@ -26,11 +26,12 @@ from fedmoe.algorithms.fedavg import (
     fedavg,
     validate_model,
 )
-from fedmoe.algorithms.label_priors.answers import BATCH_SIZE, ESTIMATED, prior_answers
+from fedmoe.algorithms.label_priors.answers import ESTIMATED, prior_answers, scores_and_prior
+from fedmoe.algorithms.label_priors.any_algorithm import own_prior
 from fedmoe.algorithms.label_priors.calibration import CalibrationConfig
 from fedmoe.algorithms.label_priors.estimate import EstimateConfig, answer, estimate_prior
 from fedmoe.algorithms.label_priors.exchanges import with_calibration
-from fedmoe.algorithms.label_priors.frequencies import training_offset, uniform
+from fedmoe.algorithms.label_priors.frequencies import is_near, training_offset
 from fedmoe.algorithms.prior_mixture.personal import (
     CANDIDATES,
     PersonalState,
@@ -59,18 +60,20 @@ def prior_mixture(config: PriorMixtureConfig, setup: AlgorithmSetup) -> Algorith
     plain = fedavg(config, setup)
     rounds = adjusted(plain, setup) if config.adjust else plain
     priors = LabelPriors(
-        prior_free=lambda b, _client, personal, x: prior_free(setup, b, personal, x),
-        own=lambda _b, _client, personal: own_prior(setup, personal),
+        prior_free=lambda b, _client, _personal, x: shared_scores(setup, b, x),
+        own=own_prior(setup.num_classes),
         estimate=lambda scores_BC, own_C: estimate_prior(scores_BC, own_C, config.estimate),
+        answer=lambda b, _client, personal, x, log_prior: answer_under(setup, b, personal, x, log_prior),
     )
     return with_calibration(
         rounds, config.calibration, setup, lambda b, _client, part: model_scores(setup, b, part), config.max_weight
     )._replace(
         personal_type=PersonalState,
+        frequencies="own",
         personalize=lambda b, _client, _personal, data, rng: personalize(
             setup, config.pull, config.margin, b, data, rng
         ),
-        predict=lambda b, _client, personal, x: answer(prior_free(setup, b, personal, x), own_prior(setup, personal)),
+        predict=lambda b, client, personal, x: priors.answer(b, client, personal, x, priors.own(b, client, personal)),
         priors=priors,
         answers={**prior_answers(priors, before=True), **candidate_answers(setup, priors)},
         headline=ESTIMATED,
@@ -115,25 +118,25 @@ def model_scores(setup: AlgorithmSetup, shared: Broadcast, examples: Examples) -
     return setup.federated.per_example(lambda model, batch: setup.expert(model, batch.x), shared.model, examples)
 
 
-def prior_free(setup: AlgorithmSetup, sent: Any, personal: PersonalState | None, x: Tensor) -> Tensor:
-    """The scores of the candidate that the client chose; the shared expert's before personalisation."""
-    if personal is None:
-        return shared_scores(setup, sent, x)
-    return candidate_scores(setup, CANDIDATES[int(personal.choice)], sent, personal, x)
+def answer_under(
+    setup: AlgorithmSetup, sent: Any, personal: PersonalState | None, x: Tensor, log_prior: Tensor
+) -> Tensor:
+    """By the candidate that the client chose where the frequencies are about its own, else by the shared expert.
 
-
-def own_prior(setup: AlgorithmSetup, personal: PersonalState | None) -> Tensor:
-    return uniform(setup.num_classes) if personal is None else personal.log_prior
+    A client chooses on its own validation data, which says nothing of labels that it lacks; on those the shared expert
+    alone has learnt.
+    """
+    if personal is None or not bool(is_near(log_prior, personal.log_prior)):
+        return answer(shared_scores(setup, sent, x), log_prior)
+    return answer(candidate_scores(setup, CANDIDATES[int(personal.choice)], sent, personal, x), log_prior)
 
 
 def candidate_answers(setup: AlgorithmSetup, priors: LabelPriors) -> dict[str, Answer]:
     """Every candidate by the rule of the headline, on the client's own data: what another choice would have given."""
 
     def answers_of(name: str) -> Answer:
-        scores = priors._replace(
-            prior_free=lambda b, _client, personal, x: candidate_scores(setup, name, b, personal, x)
-        )
-        estimated = prior_answers(scores)[ESTIMATED]
-        return estimated._replace(data=frozenset(("own",)), is_candidate=True, batch_size=BATCH_SIZE)
+        by_name = scores_and_prior(lambda b, _client, personal, x: candidate_scores(setup, name, b, personal, x))
+        estimated = prior_answers(priors._replace(answer=by_name))[ESTIMATED]
+        return estimated._replace(data=frozenset(("own",)), is_candidate=True)
 
     return {name: answers_of(name) for name in CANDIDATES}

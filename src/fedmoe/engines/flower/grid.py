@@ -13,42 +13,57 @@ from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.framing import Bytes, pack, unpack
 
 HELLO_SECONDS = 300.0  # for the first answer of a node: its worker imports torch and reads the client's data
-LOOK_SECONDS = 2.0  # between two looks at which nodes are there, where too few are
+AGAIN_SECONDS = 60.0  # for one that has answered before
+LOOK_SECONDS = 1.0  # between two looks at which nodes are there, where too few are
+HELLO = pack({"do": "hello"})
 
 
 class Nodes:
     """Who is where. A node says itself which client it serves, when it is first met."""
 
     def __init__(self, post: Post, num_clients: int, hello_seconds: float = HELLO_SECONDS) -> None:
-        self._post, self._num_clients, self._hello_seconds = post, num_clients, hello_seconds
+        self._post, self.num_clients, self._hello_seconds = post, num_clients, hello_seconds
         self.node_of: dict[ClientId, int] = {}
         self.obstacles: dict[int, str] = {}  # by node: why it cannot take part
         self._met: set[int] = set()
+        self._asked: dict[str, tuple[Letter, float]] = {}  # who has not answered yet: by the letter's name, until when
 
     def look(self) -> dict[ClientId, int]:
-        """The nodes that are connected now, by the client that they serve."""
+        """The nodes that are connected now, by the client that they serve. Waits for nobody's answer."""
         connected = set(self._post.grid.get_node_ids())
         self._met &= connected  # who comes back is asked again: it may have been repaired, or moved
-        self._meet(connected - self._met)
+        now = time.monotonic()
+        self._asked = {
+            name: (letter, until)
+            for name, (letter, until) in self._asked.items()
+            if letter.node in connected and now < until
+        }
+        asked = {letter.node for letter, _ in self._asked.values()}
+        for node in sorted(connected - self._met - asked):
+            letter = Letter(node, HELLO)
+            if name := self._post.push(letter, self._hello_seconds):
+                self._asked[name] = letter, now + self._hello_seconds
+        letters = {name: letter for name, (letter, _) in self._asked.items()}
+        for name, frame in sorted(self._post.pull(letters, letters), key=lambda one: letters[one[0]].node):
+            del self._asked[name]
+            self._meet(letters[name].node, frame)
         return {client: node for client, node in self.node_of.items() if node in connected}
 
-    def _meet(self, new: set[int]) -> None:
-        letters = {node: Letter(node, pack({"do": "hello"})) for node in sorted(new)}
-        for node, frame in self._post.send(letters, self._hello_seconds):
-            self._met.add(node)
-            self.obstacles.pop(node, None)
-            client = self._introduced(node, frame)
-            if client is not None:
-                self._require_alone(client, node)
-                self.node_of[client] = node
+    def _meet(self, node: int, frame: Bytes) -> None:
+        self._met.add(node)
+        self.obstacles.pop(node, None)
+        client = self._introduced(node, frame)
+        if client is not None:
+            self._require_alone(client, node)
+            self.node_of[client] = node
 
     def _introduced(self, node: int, frame: Bytes) -> ClientId | None:
         try:
             if error := reported_error(frame):
                 raise error
             said = read_header(frame, client=int, version=str)
-            if not 0 <= said["client"] < self._num_clients:
-                raise MessageError(f"it serves client {said['client']}, but there are {self._num_clients}.")
+            if not 0 <= said["client"] < self.num_clients:
+                raise MessageError(f"it serves client {said['client']}, but there are {self.num_clients}.")
             if said["version"] != version("fedmoe"):
                 raise MessageError(
                     f"it has fedmoe {said['version']}, the server {version('fedmoe')}. Install the same."
@@ -64,7 +79,7 @@ class Nodes:
         other = self.node_of.get(client)
         if other in (None, node) or other not in self._met:
             return
-        still_there = dict(self._post.send({0: Letter(other, pack({"do": "hello"}))}, self._hello_seconds))
+        still_there = dict(self._post.send({0: Letter(other, HELLO)}, min(self._hello_seconds, AGAIN_SECONDS)))
         if still_there and reported_error(still_there[0]) is None:
             raise RunError(
                 f"two nodes serve client {client}: {other} and {node}. Give each node a partition-id of its own "
@@ -83,8 +98,8 @@ class GridTransport:
         self._min_clients, self._deadline, self._join_seconds = min_clients, deadline, join_seconds
 
     def __enter__(self) -> Self:
-        """Wait until as many nodes as a round needs are there."""
-        there = self._look_until(self._min_clients, self._join_seconds)
+        """Wait for all clients' nodes, and then go on with those that are there if a round can be made of them."""
+        there = self._look_until(self._nodes.num_clients, self._join_seconds)
         if len(there) < self._min_clients:
             reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self._nodes.obstacles.items()))
             raise RunError(

@@ -5,7 +5,7 @@ hands each on as soon as it is there.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedmoe.engines.extras import require
@@ -39,17 +39,26 @@ class Post:
         deadline = time.monotonic() + seconds
         waiting: dict[str, int] = {}
         for key, letter in letters.items():
-            for name in self.grid.push_messages([self._sealed(letter, seconds)]):
-                waiting[str(name)] = key
+            if name := self.push(letter, seconds):
+                waiting[name] = key
         pause = FIRST_PAUSE
         while waiting and time.monotonic() < deadline:
-            replies = list(self.grid.pull_messages(set(waiting)))
-            for reply in replies:
-                key = waiting.pop(reply.metadata.reply_to_message_id)
-                yield key, self._opened(reply, ROOM + 8 * len(letters[key].frame))
+            replies = self.pull(waiting, {name: letters[key] for name, key in waiting.items()})
+            yield from ((waiting.pop(name), frame) for name, frame in replies)
             pause = FIRST_PAUSE if replies else min(1.5 * pause, LONGEST_PAUSE)
             if waiting:
                 time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+
+    def push(self, letter: Letter, seconds: float) -> str | None:
+        """Send one letter; the name by which its reply is asked for, None if Flower did not take it."""
+        return next((str(name) for name in self.grid.push_messages([self._sealed(letter, seconds)]) if name), None)
+
+    def pull(self, names: Iterable[str], letters: Mapping[str, Letter]) -> list[tuple[str, Bytes]]:
+        """What has arrived of the replies to these letters, by name. Waits for nothing."""
+        if not (wanted := set(names)):
+            return []
+        found = [(reply.metadata.reply_to_message_id, reply) for reply in self.grid.pull_messages(wanted)]
+        return [(name, self._opened(reply, ROOM + 8 * len(letters[name].frame))) for name, reply in found]
 
     def _sealed(self, letter: Letter, seconds: float) -> Any:
         work = unpack(letter.frame)[0].get("do")

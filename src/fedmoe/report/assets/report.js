@@ -64,6 +64,7 @@
             x: (p) => p[0], y: (p) => p[1], stroke: colour(one.place), strokeWidth: 2, strokeDasharray: dash(one.place),
             clip: true,
           })),
+        ...(view.dots ? series.map((one) => Plot.dot(one.points, { fill: colour(one.place), r: 3.5, clip: true })) : []),
         tip(all, "x", "y", (p) => `${p.name}\n${view.x} ${plain(p.x)}\n${format(p.y)}`),
       ],
     };

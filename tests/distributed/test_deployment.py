@@ -1,0 +1,204 @@
+"""A deployment with TLS and node keys on the loopback interface: SuperLink, three nodes, a proxy; and what is killed.
+
+Tests run in order and share one deployment: to start it takes most of their time.
+"""
+
+import http.client
+import json
+import re
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from distributed.deployment import PATIENCE, Deployment, deployed, kill_process, wait_for
+from distributed.proxy import allowed_prefixes, proxy_to
+from fedmoe.silos.certificates import write_certificates
+
+pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'fedmoe[flower]'")
+pytestmark = pytest.mark.slow
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def silos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Node 1 connects through the proxy."""
+    with deployed(tmp_path_factory.mktemp("silos")) as made:
+        config = made.app / "fedmoe.toml"
+        text = (
+            config.read_text()
+            .replace("deadline = 600", "deadline = 100")
+            .replace("join_seconds = 300", "join_seconds = 150")
+        )
+        config.write_text(text)
+        made.start_link()
+        for number in range(3):
+            made.register(number)
+        with proxy_to(made.port, made.folder / "keys") as port:
+            made.proxy = port  # type: ignore[attr-defined]
+            made.start_node(0, None, "--send-scores")
+            made.start_node(1, None, superlink=f"127.0.0.1:{port}")
+            made.start_node(2)
+            yield made
+
+
+def start_run(silos: Deployment, name: str, *settings: str) -> "subprocess.Popen[bytes]":
+    told = " ".join([f'directory="{silos.folder}/{name}"', *settings])
+    return silos.start(name, "flwr", "run", str(silos.app), "silos", "--stream", "--run-config", told)
+
+
+def wait_for_round(silos: Deployment, name: str, number: int) -> None:
+    wait_for(
+        lambda: f"fedmoe: round {number}:" in silos.log(name), f"round {number} of {name}: {silos.log(name)[-1500:]}"
+    )
+
+
+def wait_for_end(silos: Deployment, name: str) -> None:
+    def ended() -> bool:
+        assert "rror" not in silos.log(name), silos.log(name)[-3000:]
+        return "fedmoe: finished" in silos.log(name)
+
+    wait_for(ended, f"the end of {name}: {silos.log(name)[-1500:]}")
+
+
+def final_state(folder: Path) -> bytes:
+    content = (folder / "checkpoints" / f"round-{ROUNDS:08d}.safetensors").read_bytes()
+    return content[8 + int.from_bytes(content[:8], "little") :]  # the tensors: the header names the run
+
+
+def run_id(folder: Path) -> str:
+    found = re.search(r'run_id = "(\w+)"', (folder / "config.toml").read_text())
+    assert found
+    return found[1]
+
+
+def test_a_run_of_three_nodes_completes(silos: Deployment) -> None:
+    start_run(silos, "whole")
+    wait_for_end(silos, "whole")
+    results = json.loads((silos.folder / "whole" / "results.json").read_text())
+    assert {score["client"] for score in results["scores"]} == {0}  # the one whose owner agreed to send scores
+    assert results["rejected"] == 0 and results["abandoned_rounds"] == 0
+
+
+def test_personal_models_are_left_on_the_nodes(silos: Deployment) -> None:
+    done = subprocess.run(
+        ["fedmoe", "flower", "personalize", str(silos.app), "silos", "--dir", f"{silos.folder}/whole"],
+        env=silos.environment, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "personal models lie on the nodes of clients [0, 1, 2]" in done.stdout + done.stderr
+    models = sorted(silos.folder.glob("state-*/runs/*/model.pt2"))
+    assert len(models) == 3 and all(model.stat().st_mode & 0o777 == 0o600 for model in models)
+
+
+def test_private_files_are_for_their_owner_alone(silos: Deployment) -> None:
+    for path in silos.folder.glob("state-*/**/*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_killed_server_is_resumed_to_the_same_end(silos: Deployment) -> None:
+    start_run(silos, "killed")
+    wait_for_round(silos, "killed", 1)
+    silos.kill("link")
+    silos.kill("killed")
+    silos.start_link()
+    silos.start("resumed", "fedmoe", "flower", "resume", str(silos.app), "silos", "--dir", f"{silos.folder}/killed")
+    wait_for_end(silos, "resumed")
+    assert re.search(r"3 rounds, from round [12] on", silos.log("resumed"))
+    assert final_state(silos.folder / "killed") == final_state(silos.folder / "whole")
+    assert (silos.folder / "killed" / "attempt").read_text() == "2"
+
+
+def test_a_killed_node_comes_back_with_the_state_of_the_last_round_that_counted(silos: Deployment) -> None:
+    config = silos.app / "fedmoe.toml"
+    config.write_text(config.read_text().replace("\nrounds = 3", "\nrounds = 8"))
+    start_run(silos, "node-killed")
+    wait_for_round(silos, "node-killed", 1)
+    silos.kill("node-2")
+    for path in (silos.folder / "state-2").glob("worker-*.pid"):
+        kill_process(path)
+    silos.start_node(2)
+    wait_for_end(silos, "node-killed")
+    folder = silos.folder / "node-killed"
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rounds = [event for event in events if event["event"] == "round"]
+    took_part = [event["round"] for event in rounds if any("2" in sent for sent in event["sent"].values())]
+    assert len(rounds) == 8 and not any(event["abandoned"] for event in rounds)
+    assert 1 in took_part and 8 in took_part and len(took_part) < 8
+    store = silos.folder / "state-2" / "runs" / run_id(folder) / "private.sqlite"
+    with closing(sqlite3.connect(store)) as db:
+        (latest,) = db.execute("SELECT MAX(version) FROM state WHERE kind = 'client'").fetchone()
+    assert latest == took_part[-1] * 2  # two versions for each round of one exchange
+
+
+def refusal(silos: Deployment, *command: str, **environment: str) -> str:
+    done = subprocess.run(
+        command, env={**silos.environment, **environment}, capture_output=True, text=True, timeout=60,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode != 0, done.stdout
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def node_command(silos: Deployment, key: str, ca: str, address: str) -> list[str]:
+    return [
+        "fedmoe", "flower", "node", "--superlink", address, "--root-certificates", ca, "--key", key,
+        "--client", "0", "--dir", f"{silos.folder}/state-x", "--tries", "1",
+    ]  # fmt: skip
+
+
+def test_who_has_no_registered_key_or_another_authority_is_refused(silos: Deployment, tmp_path: Path) -> None:
+    keys, address = silos.folder / "keys", f"127.0.0.1:{silos.port}"
+    said = refusal(silos, *node_command(silos, f"{keys}/node-3", f"{keys}/ca.crt", address))
+    assert "ended 1 times in a row" in said and "key registered" in said
+    write_certificates(tmp_path / "other", ["localhost"], 0)
+    said = refusal(silos, *node_command(silos, f"{keys}/node-3", f"{tmp_path}/other/ca.crt", address))
+    assert "certificate of" in said and "is not one of" in said
+    said = refusal(silos, *node_command(silos, f"{keys}/node-3", f"{keys}/ca.crt", "127.0.0.1:1"))
+    assert "no SuperLink is at 127.0.0.1:1" in said
+
+
+def test_plaintext_is_refused(silos: Deployment) -> None:
+    line = http.client.HTTPConnection("127.0.0.1", silos.port, timeout=20)
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        line.request("POST", "/v1/fleet/register-node", b"")
+        line.getresponse()
+    line.close()
+
+
+def test_control_routes_do_not_pass_the_proxy(silos: Deployment) -> None:
+    assert allowed_prefixes() == ["/v1/fleet/"]
+    config = silos.folder / "outside" / "config.toml"
+    config.parent.mkdir()
+    ca = silos.folder / "keys" / "ca.crt"
+    for port, passes in ((silos.port, True), (silos.proxy, False)):  # type: ignore[attr-defined]
+        named = f'[superlink.silos]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{ca}"\n'
+        config.write_text(f'[superlink]\ndefault = "silos"\n{named}')
+        for command in (["list", "silos"], ["supernode", "register", f"{silos.folder}/keys/node-3.pub", "silos"]):
+            done = subprocess.run(
+                ["flwr", *command], env={**silos.environment, "FLWR_HOME": str(config.parent)}, capture_output=True,
+                text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+            assert (done.returncode == 0) is passes, done.stdout + done.stderr
+
+
+def test_a_resume_with_another_config_is_refused(silos: Deployment) -> None:
+    start_run(silos, "other", "resume=true")
+    wait_for(lambda: "holds no run to go on with" in silos.log("other"), silos.log("other")[-500:])
+    silos.start("again", "flwr", "run", str(silos.app), "silos", "--stream", "--run-config",
+                f'directory="{silos.folder}/whole"')  # fmt: skip
+    wait_for(lambda: "holds a run already" in silos.log("again"), silos.log("again")[-500:])
+    silos.start("changed", "fedmoe", "flower", "resume", str(silos.app), "silos", "--dir", f"{silos.folder}/whole")
+    wait_for(
+        lambda: "belongs to another run: schedule.rounds is 3 there and 8 here" in silos.log("changed"), "its refusal"
+    )
+
+
+def test_a_node_that_is_told_to_stop_leaves_no_process(silos: Deployment) -> None:
+    pids = [int(path.read_text()) for path in (silos.folder / "state-0").glob("worker-*.pid")]
+    silos.kill("node-0", signal.SIGTERM)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the worker's end", 30)

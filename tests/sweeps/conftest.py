@@ -1,0 +1,1 @@
+from stored_results import make_results  # noqa: F401 (a fixture)

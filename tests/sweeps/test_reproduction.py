@@ -1,0 +1,106 @@
+"""What can be reproduced is declared well, and numbers stand beside numbers."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedmoe.config import read_config
+from fedmoe.errors import ConfigError
+from fedmoe.report.runs import StoredRun
+from fedmoe.report.sweep import GridPoint, entry_text, markdown_grid, part_tables, render_grid
+from fedmoe.sweeps.reproduction import beside, choose, find, read
+
+HOME = Path(__file__).parents[2] / "configs" / "reproduce"
+FOUND = find(HOME)
+
+
+@pytest.mark.parametrize("one", FOUND, ids=lambda one: one.name)
+def test_every_file_plans_runs_whose_methods_its_numbers_and_claims_name(one, tmp_path):
+    titles = {
+        cell.config.algorithm.label or cell.config.algorithm.entry.title for cell in one.cells(tmp_path, one.seeds)
+    }
+    named = {method for printed in one.published for method in printed.methods}
+    named |= {title for claim in one.claims for title in (claim.method, claim.than)}
+    assert named <= titles, named - titles
+    points = [tuple(map(str, cell.point)) for cell in one.cells(tmp_path, [0])]
+    assert len(one.cells(tmp_path, [0], quick=True)) <= 6 <= 6 * len(points)
+
+
+def test_names_are_unique_and_an_unknown_one_is_said_with_the_nearest():
+    names = [one.name for one in FOUND]
+    assert len(names) == len(set(names)) and {one.paper for one in FOUND} >= {"000", "001", "004"}
+    assert [one.figure for one in choose(FOUND, "001", "table2")] == ["table2"]
+    with pytest.raises(ConfigError, match=r"no paper '0000'.*'000'"):
+        choose(FOUND, "0000", None)
+    with pytest.raises(ConfigError, match=r"has no 'table22'.*'table2'"):
+        choose(FOUND, "001", "table22")
+
+
+def test_a_row_that_does_not_fit_and_a_misspelt_key_are_named(tmp_path):
+    text = (HOME / "001_table2.toml").read_text()
+    (tmp_path / "a.toml").write_text(text.replace("[[0.8], [39.14,", "[[0.8], ["))
+    with pytest.raises(ConfigError, match=r"a.toml: the published row \[0.8\]"):
+        read(tmp_path / "a.toml")
+    (tmp_path / "b.toml").write_text(text.replace("claims", "claim"))
+    with pytest.raises(ConfigError, match=r"b.toml: claim"):
+        read(tmp_path / "b.toml")
+    with pytest.raises(ConfigError, match="holds nothing to reproduce"):
+        find(tmp_path / "empty")
+
+
+def result(title, seed, share, accuracy, make_results):
+    (made,) = make_results(("fedavg",), clients=3)
+    scores = [score | {"accuracy": accuracy} for score in made["scores"]]
+    return StoredRun(made | {"title": title, "seed": seed, "scores": scores})
+
+
+@pytest.fixture
+def points(make_results):
+    """The mixture is a point ahead at 0.8 and half a point behind at 1.0, in four seeds."""
+    made = []
+    for share, ahead in ((0.8, 0.01), (1.0, -0.005)):
+        runs = [
+            result(title, seed, share, 0.6 + 0.001 * seed + extra, make_results)
+            for seed in range(4)
+            for title, extra in (("Fine-tuned", 0.0), ("Local-global mixture", ahead))
+        ]
+        made.append(GridPoint((("split.share", share),), runs))
+    return made
+
+
+def test_our_mean_and_interval_stand_beside_the_published_value(points):
+    one = choose(FOUND, "001", "table2")[0]
+    own = next(table for table in part_tables(points, beside(one, points)) if table.part == "own")
+    assert own.methods == ["Fine-tuned", "Local-global mixture"]
+    (values, (tuned, mixture)), _ = own.rows
+    assert values == ["0.8"] and (tuned.published, mixture.published) == ("65.61", "67.17")
+    assert re.fullmatch(r"61\.\d ± 0\.2 \(67\.17\)", entry_text(mixture)) and mixture.seeds == 4
+    assert "(65.61)" in markdown_grid(points, beside(one, points))
+
+
+def test_claims_are_decided_point_by_point(points):
+    (claim,) = beside(choose(FOUND, "001", "table2")[0], points).claims
+    assert [(line["at"], line["verdict"]) for line in claim["lines"]] == [
+        ("share = 0.8", "holds"), ("share = 1.0", "does not hold"),
+    ]  # fmt: skip
+    few = [GridPoint(point.point, point.runs[:6]) for point in points]
+    assert {line["verdict"] for line in beside(choose(FOUND, "001", "table2")[0], few).claims[0]["lines"]} == {
+        "undecided"
+    }
+
+
+def test_a_corrected_value_is_marked_with_its_reason(make_results):
+    one = choose(FOUND, "000", "table1-ag-news")[0]
+    point = GridPoint((("split.share", 0.7),), [result("FedAvg", 0, 0.7, 0.78, make_results)])
+    page = render_grid([point], one.title, [], beside(one, [point]))
+    assert "published 10.42; corrected 79.2*" in page and "four balanced classes cannot give 10%" in page
+    assert "Where this differs from the paper" in page
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    assert data["methods"] == ["FedAvg"]
+
+
+def test_quick_configs_need_no_data_set():
+    for path in sorted((HOME / "quick").glob("*.toml")):
+        assert read_config(path).data.name == "digits"
