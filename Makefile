@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ENGINES := .venv-engines
 
-.PHONY: demo test slow fuzz check format charts bench bench-peers clean
+.PHONY: demo test slow fuzz check format charts docs bench bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/fedmoe compare configs/digits.toml --dir runs/demo
@@ -34,6 +34,10 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/ruff check --fix src tests benchmarks
+
+# The documentation site in build/site; warnings are errors.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The library that draws the charts of reports, from tools/charts/package-lock.json; needs node and npm.
 charts:

@@ -15,6 +15,7 @@ from turns import HERE, Line, System, SystemFailedError, cores, machine, ours, t
 from workloads import TITLES, WORKLOADS, Workload
 
 ROUNDS = {"W1": 10, "W2": 20}  # of a turn; elsewhere those of the workload
+MOST_NODES = 200  # of Flower's simulation with a node for each client: to meet a thousand takes minutes
 
 
 def systems(workload: Workload) -> list[System]:
@@ -22,6 +23,7 @@ def systems(workload: Workload) -> list[System]:
     others = [
         System(name, [sys.executable, script, workload.name, "--engine", engine], rounds)
         for name, engine in (("Ray", "ray"), ("Flower engine", "flower"))
+        if engine != "flower" or workload.num_clients <= MOST_NODES
     ]
     stock = [sys.executable, str(HERE / "peers" / "with_flower.py"), workload.name, "--processes", str(cores())]
     embedded = ours(workload)

@@ -4,6 +4,7 @@
     python benchmarks/results_page.py write                             # every generated table and picture anew
 
 A page marks the place of a table: `<!-- table: KIND runs/PATTERN -->`, the table, `<!-- /table -->`; kinds are below.
+docs/results.md and README.md take runs of every folder, and name a file of configs/reproduce/ after the pattern.
 `<!-- picture: KIND runs/PATTERN -->` before an image is drawn from runs likewise (kinds: picture.py).
 tests/test_results_pages.py compares the tables with the stored runs, so neither changes without the other.
 """
@@ -21,9 +22,15 @@ from recovered_groups import HOW, recovered, usage_of
 
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.evaluation.summary import interval, summarise
+from fedmoe.report.runs import StoredRun
+from fedmoe.report.sweep import GridPoint, entry_text, part_tables
+from fedmoe.sweeps.reproduction import Reproduction, choose, find
+from fedmoe.sweeps.reproduction import beside as paper_part
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
-TABLE = re.compile(r"(<!-- table: (\w+) (\S+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+OVERVIEWS = (ROOT / "docs" / "results.md", ROOT / "README.md")  # pages beside results/, with tables of all of it
+TABLE = re.compile(r"(<!-- table: (\w+) (\S+)((?: \S+)*) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 PICTURE = re.compile(r"<!-- picture: (\w+) (\S+) -->\s*!\[[^]]*\]\((\S+?)\)")
 SCORE = ("client", "unseen", "model", "data", "accuracy", "loss", "examples")
 KEPT = (
@@ -254,7 +261,65 @@ def stored(folder: Path, pattern: str) -> list[list[str]]:
     return table
 
 
-KINDS: dict[str, Callable[[Path, str], list[list[str]]]] = {
+def points_of(made: Reproduction, runs: Sequence[Run]) -> list[GridPoint]:
+    """Stored runs by their place in the grid of a reproduction."""
+    found: dict[tuple[tuple[str, Any], ...], list[StoredRun]] = {}
+    for run in runs:
+        point = tuple((key, setting(run["config"], key)) for key in made.grid)
+        found.setdefault(point, []).append(StoredRun(run))
+    return [GridPoint(point, stored_runs) for point, stored_runs in sorted(found.items(), key=str)]
+
+
+def setting(config: Run, key: str) -> Any:
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+def reproduction(name: str) -> Reproduction:
+    return choose(find(ROOT / "configs" / "reproduce"), *name.split("/"))[0]
+
+
+def beside(folder: Path, pattern: str, name: str) -> list[list[str]]:
+    """Our mean ± 95% over seeds, and in brackets what the paper printed, at each point of one of its tables."""
+    made = reproduction(name)
+    points = points_of(made, load(folder, pattern))
+    tables = part_tables(points, paper_part(made, points))
+    head = ["scored on", *tables[0].keys, *(title.replace("|", r"\|") for title in tables[0].methods), "seeds"]
+    rows = [
+        [table.title.lower(), *values, *map(entry_text, entries), str(max(entry.seeds for entry in entries))]
+        for table in tables
+        for values, entries in table.rows
+    ]
+    return [head, *rows]
+
+
+def claims(folder: Path, pattern: str, name: str) -> list[list[str]]:
+    """The claims of a paper, decided by the differences of runs with the same seed, in points."""
+    made = reproduction(name)
+    found = paper_part(made, points_of(made, load(folder, pattern))).claims
+    lines = [[claim["says"], *(str(line[key]) for key in CLAIM)] for claim in found for line in claim["lines"]]
+    return [["claim", *CLAIM], *lines]
+
+
+def headline(folder: Path, pattern: str, name: str) -> list[list[str]]:
+    """One point of a table: a row for each method, ours beside what was printed."""
+    made = reproduction(name)
+    points = points_of(made, load(folder, pattern))
+    tables = part_tables(points, paper_part(made, points))
+    head = ["method", *(words for table in tables for words in (table.title.lower(), "published"))]
+    rows = [
+        [title, *(text for table in tables for text in (table.rows[0][1][n].ours, table.rows[0][1][n].published))]
+        for n, title in enumerate(tables[0].methods)
+    ]
+    return [head, *rows]
+
+
+CLAIM = ("at", "difference", "seeds", "verdict")
+KINDS: dict[str, Callable[..., list[list[str]]]] = {
+    "beside": beside,
+    "claims": claims,
+    "headline": headline,
     "methods": methods,
     "choice": choice,
     "seeds": seeds,
@@ -272,8 +337,8 @@ def rendered(page: Path) -> str:
     """The text of a page with every generated table made anew."""
 
     def table(found: re.Match[str]) -> str:
-        opening, kind, pattern, _, closing = found.groups()
-        header, *rows = KINDS[kind](page.parent, pattern)
+        opening, kind, pattern, more, _, closing = found.groups()
+        header, *rows = KINDS[kind](RESULTS if page in OVERVIEWS else page.parent, pattern, *more.split())
         lines = [header, ["---"] * len(header), *rows]
         return opening + "".join(f"| {' | '.join(line)} |\n" for line in lines) + closing
 
@@ -289,7 +354,7 @@ def pictures(page: Path) -> dict[Path, str]:
 
 
 def pages() -> list[Path]:
-    found = sorted(RESULTS.rglob("README.md"))
+    found = [*sorted(RESULTS.rglob("README.md")), *OVERVIEWS]
     return [page for page in found if TABLE.search(page.read_text(encoding="utf-8"))]
 
 

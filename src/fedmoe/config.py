@@ -105,6 +105,7 @@ class ScheduleConfig(Section):
     validate_every: PositiveInt = 5
     release: bool = False  # let an algorithm collect the private parts that it declares for release
     max_update_norm: PositiveFloat | None = None  # an update that moved further is rejected
+    max_examples: PositiveFloat = 1e7  # an update that claims more is rejected; algorithm.max_weight caps below it
     # For every algorithm that has such a setting and does not set it itself; none: each algorithm's own default.
     server_optimizer: ServerOptimizer | None = None
     pool: PoolSchedule | None = None  # who may be drawn when; default: everyone who opted in, always

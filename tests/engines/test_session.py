@@ -293,6 +293,14 @@ def test_an_update_beyond_the_norm_bound_is_rejected(tmp_path: Path) -> None:
     assert all("max_update_norm" in one["reason"] for one in outcome.manifest["rejected"])
 
 
+def test_a_client_that_claims_more_examples_than_the_schedule_declares_is_rejected(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="fedmoe"):
+        outcome = run_algorithm(make(), tiny_federation(), tmp_path / "store", rounds=1, max_examples=5)
+    rejected = outcome.manifest["rejected"]
+    assert rejected and all("num_examples is" in one["reason"] and "from 0 to 5" in one["reason"] for one in rejected)
+    assert f"client {rejected[0]['client']} is rejected: {rejected[0]['reason']}" in caplog.text
+
+
 def test_an_error_that_the_user_can_fix_travels_back(tmp_path: Path) -> None:
     def broken(*_: Any) -> Any:
         raise ConfigError("training.batch_size is odd. Make it even.")

@@ -16,6 +16,7 @@ NATIVE_TESTS = (
     "tests/training/test_against_torch.py",
     "tests/training/test_mixed_weights.py",
     "tests/training/test_weighted_copies.py",
+    "tests/training/test_routed_experts.py",
     "tests/training/test_class_weights.py",
     "tests/algorithms/test_fedmix_native.py",
 )

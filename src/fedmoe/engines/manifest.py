@@ -4,12 +4,15 @@ Experts that a message holds side by side are counted one by one. Scores have se
 training, and no part of its totals.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedmoe import trees
 from fedmoe.core_types import ClientId, Tensors, Tree
 from fedmoe.wire import by_expert, expert_fields
+
+log = logging.getLogger("fedmoe")
 
 Sent = dict[str, dict[str, int]]  # bytes by exchange and client
 TensorCounts = dict[str, dict[str, Any]]  # by name: dtype, shape, times, bytes
@@ -67,7 +70,8 @@ class Manifest:
         _count_message(self.score_clients.setdefault(str(client), {}), _bytes_of(scores))
 
     def reject(self, round_number: int, exchange: str, client: ClientId, reason: str) -> None:
-        """Of a client that did not reply, too."""
+        """Of a client that did not reply, too. Whoever watches a server reads it in the log."""
+        log.info("round %d, %s: client %d is rejected: %s", round_number, exchange, client, reason)
         self.rejected.append({"round": round_number, "exchange": exchange, "client": client, "reason": reason})
 
     def take_round(self) -> Sent:

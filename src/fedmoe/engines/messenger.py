@@ -63,7 +63,8 @@ class Messenger:
         self.algorithm, self.num_clients = parts.algorithm, parts.federation.num_clients
         self.cohort_size, self.transport = parts.cohort_size, transport
         self.metrics = (*parts.metrics, *self.algorithm.measured)
-        self.limits = UpdateLimits(max_norm=parts.config.schedule.max_update_norm)
+        schedule = parts.config.schedule
+        self.limits = UpdateLimits(max_norm=schedule.max_update_norm, max_examples=schedule.max_examples)
         self.frozen = FrozenWeights(parts.expert.frozen, parts.gate.frozen, dict(self.algorithm.constants))
         self.have_frozen: set[ClientId] = set()  # clients that were sent the frozen weights
         self._superseded: dict[ClientId, tuple[int, int]] = {}  # states that nodes may drop, not yet told to them

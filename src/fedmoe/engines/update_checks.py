@@ -29,7 +29,7 @@ class UpdateLimits(NamedTuple):
     """
 
     max_norm: float | None = None  # of the change of all that was sent and came back: schedule.max_update_norm
-    max_examples: float = 1e7  # the largest count
+    max_examples: float = 1e7  # the largest count: schedule.max_examples
     max_value: float = 1e6  # the largest absolute value of any other float, in updates and in reports
 
 

@@ -27,6 +27,14 @@ from fedmoe.storage.rundir import RunDirectory
 log = logging.getLogger("flwr")
 
 
+def _log_rejections() -> None:
+    """Who was rejected and why goes where Flower's own words go."""
+    of_the_package = logging.getLogger("fedmoe")
+    of_the_package.setLevel(logging.INFO)
+    of_the_package.propagate = False
+    of_the_package.handlers = log.handlers
+
+
 def server_app(app: Path) -> Any:
     """`app` is the folder with the app's config."""
     made = require("flwr.serverapp", "flower").ServerApp()
@@ -43,6 +51,7 @@ def server_app(app: Path) -> Any:
 
 
 def serve(grid: Any, run_config: dict[str, Any], config_file: Path) -> Result:
+    _log_rejections()
     config = read_config(config_file)
     if config.engine.name != "flower":
         raise ConfigError(f"engine.name={config.engine.name!r} in {config_file.name}: an app of Flower needs 'flower'.")

@@ -55,6 +55,7 @@ class Reproduction(Section):
     grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     set: tuple[str, ...] = ()  # changes to the config, as --set takes them
     extra: tuple[tuple[str, ...], ...] = ()  # further runs at every point, each with changes of its own: a wider model
+    pretrain_epochs: int | None = None  # of a common expert for each seed, on its public rows; `{common}` is its file
     quick: str  # a config of the same algorithms on data that is always there, a matter of seconds
     quick_grid: dict[str, tuple[Any, ...]] | None = None  # default: the last point of the grid
     model: Model = "final"
@@ -72,15 +73,26 @@ class Reproduction(Section):
         home = self.folder(directory, quick=quick)
         if quick:
             last = {key: values[-1:] for key, values in self.grid.items()}
-            return plan(
-                self.path.parent / self.quick, last if self.quick_grid is None else self.quick_grid, seeds, home
-            )
-        config = self.path.parent / self.config
+            grid = last if self.quick_grid is None else self.quick_grid
+            return self._planned(self.quick, grid, seeds, home, ())
         return [
             cell
             for changes in ((), *self.extra)
-            for cell in plan(config, self.grid, seeds, home, [*self.set, *changes])
+            for cell in self._planned(self.config, self.grid, seeds, home, (*self.set, *changes))
         ]
+
+    def _planned(
+        self, config: str, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int], home: Path, changes: Sequence[str]
+    ) -> list[Cell]:
+        path = self.path.parent / config
+        if self.pretrain_epochs is None:
+            return plan(path, grid, seeds, home, changes)
+        cells = []
+        for seed in seeds:  # the public rows are part of the split, and so of the seed
+            common = str((home / f"common-seed{seed}.safetensors").absolute())
+            own = [change.replace("{common}", common) for change in changes]
+            cells += plan(path, grid, [seed], home, [*own, f"common_expert.weights={common}"])
+        return cells
 
     def folder(self, directory: Path, *, quick: bool = False) -> Path:
         return directory / self.paper / (self.figure + "-quick" * quick)
