@@ -37,7 +37,7 @@ def arrays_of(source: ExampleSource, whose: str, collate: Collate | None, are_se
             raise DataError(f"{whose}: collate returned a {type(source).__name__}. Let it return (x, y) of all rows.")
         raise DataError(f"{whose} is a {type(source).__name__}. Give (x, y) arrays, or a torch Dataset with a length.")
     given: list[Any] = list(source)
-    return tuple(one.to_numpy() if is_frame(one) else one for one in given)  # type: ignore[return-value]
+    return tuple(one.to_numpy() if is_frame(one) else one for one in given)
 
 
 def is_frame(given: object) -> bool:
