@@ -87,6 +87,10 @@ def compare(
     """
     parsed = _parsed(config, federation, expert, gate, None)
     if algorithms is not None:
+        if not algorithms:
+            raise ConfigError(
+                "algorithms= is empty, so there is nothing to compare. Name some: ['fedavg', 'fine_tuned']."
+            )
         table = parsed.model_dump(mode="json", exclude_unset=True)
         parsed = parse_config({**table, "compare": list(algorithms)})
     home, numbers = _home(directory), list(seeds) if seeds is not None else [parsed.seed]
