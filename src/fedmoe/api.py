@@ -139,6 +139,11 @@ def _parsed(
     gate: ModuleOrFactory | None,
     algorithm: AlgorithmFactory | None,
 ) -> ExperimentConfig:
+    if federation is not None and not isinstance(federation, Federation):
+        raise ConfigError(
+            f"federation= is a {type(federation).__name__}. Make a federation of your data first: "
+            "fedmoe.federation_from_clients({name: (x, y), ...}), or federation_from_table."
+        )
     if isinstance(config, str | Path):
         config = read_config(expanded(config), algorithm=algorithm)
     elif not isinstance(config, ExperimentConfig):
