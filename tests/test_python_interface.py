@@ -162,6 +162,10 @@ class TestCompare:
         loaded = fedmoe.load(compared.runs["tuned-seed1"], expert=make_expert, gate=make_gate)
         assert loaded.summary() == Result(stored[3], loaded.directory, loaded.session).summary()
 
+    def test_nothing_to_compare_is_said(self):
+        with pytest.raises(fedmoe.ConfigError, match="algorithms= is empty"):
+            fedmoe.compare(CONFIG, algorithms=[], federation=tiny_federation(), expert=make_expert, gate=make_gate)
+
     def test_the_seed_and_the_algorithms_of_the_config_are_the_default(self, tmp_path):
         compared = fedmoe.compare(
             {**CONFIG, "seed": 7, "compare": ["fedavg"]},

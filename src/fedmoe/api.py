@@ -87,6 +87,10 @@ def compare(
     """
     parsed = _parsed(config, federation, expert, gate, None)
     if algorithms is not None:
+        if not algorithms:
+            raise ConfigError(
+                "algorithms= is empty, so there is nothing to compare. Name some: ['fedavg', 'fine_tuned']."
+            )
         table = parsed.model_dump(mode="json", exclude_unset=True)
         parsed = parse_config({**table, "compare": list(algorithms)})
     home, numbers = _home(directory), list(seeds) if seeds is not None else [parsed.seed]
@@ -139,6 +143,11 @@ def _parsed(
     gate: ModuleOrFactory | None,
     algorithm: AlgorithmFactory | None,
 ) -> ExperimentConfig:
+    if federation is not None and not isinstance(federation, Federation):
+        raise ConfigError(
+            f"federation= is a {type(federation).__name__}. Make a federation of your data first: "
+            "fedmoe.federation_from_clients({name: (x, y), ...}), or federation_from_table."
+        )
     if isinstance(config, str | Path):
         config = read_config(expanded(config), algorithm=algorithm)
     elif not isinstance(config, ExperimentConfig):

@@ -216,12 +216,12 @@ def privacy_command(
 
 
 def _report(runs: "Sequence[StoredRun]", home: Path, title: str, problems: Sequence[str] = ()) -> None:
-    from fedmoe.display.tables import class_tables, score_table
+    from fedmoe.display.tables import class_tables, metric_tables, score_table
     from fedmoe.report.notes import notes
     from fedmoe.report.write import write_report
 
     results = [run.results for run in runs]
-    console.print(score_table(results, title), *class_tables(results))
+    console.print(score_table(results, title), *metric_tables(results), *class_tables(results))
     for note in notes(results):
         console.print(escape(note), style="yellow" if note.startswith("Warning") else "dim", highlight=False)
     console.print(f"Report: [bold]{escape(str(write_report(runs, home, title, problems)))}[/bold]")

@@ -86,7 +86,7 @@ def export_command(
     for name, why in made.left_out.items():
         console.print(f"{name} is left out: {why}.", style="yellow", highlight=False, markup=False)
     if not {"model.pt2", "model.onnx"} <= made.left_out.keys():
-        console.print(f"Probabilities agree with the run's own model on {made.checked_on}.", highlight=False)
+        console.print(f"Their answers agree with the run's own model on {made.checked_on}.", highlight=False)
 
 
 def serve_command(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from fedmoe.errors import ConfigError
 
 CHOICES = {"data": "name", "split": "kind", "model": "name"}  # sections of several kinds, and the key that says which
-UNION_MEMBER = re.compile(r"int|str|(tuple|dict)\[.*\]")  # where pydantic says which of several types it tried
+UNION_MEMBER = re.compile(r"int|str|(tuple|dict|literal)\[.*\]")  # where pydantic says which of several types it tried
 
 # Renamed since version 0.1. Consulted where a key or value is not known, so a name that comes back is no trouble.
 OLD_KEYS = {
@@ -28,7 +28,7 @@ OLD_VALUES = {
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """The first error of a validation."""
-    first = error.errors()[0]
+    first = _first(error)
     place = [part for part in map(str, first["loc"]) if not UNION_MEMBER.fullmatch(part)]
     choice = place.pop(1) if not prefix and len(place) > 1 and place[0] in CHOICES else None
     key, value = prefix + ".".join(place), first.get("input")
@@ -47,6 +47,14 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         return f"{key}={value!r} is now called {new!r}. Write {key} = {new!r}."
     shown = "" if isinstance(value, dict) else f"={value!r}"
     return f"{key}{shown}: {first['msg'][0].lower()}{first['msg'][1:]}."
+
+
+def _first(error: ValidationError) -> Any:
+    """Of a value that may be of several kinds, what is wrong by the kind that was recognised furthest."""
+    errors = error.errors()
+    place = errors[0]["loc"]
+    tried = next((at for at, part in enumerate(place) if UNION_MEMBER.fullmatch(str(part))), len(place))
+    return max((one for one in errors if one["loc"][:tried] == place[:tried]), key=lambda one: len(one["loc"]))
 
 
 def renamed_key(key: str, value: Any) -> str:

@@ -1,5 +1,6 @@
 """What a run ends with: the facts and scores that results.json holds, and every client's personal model."""
 
+import math
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ class Result:
 
     @property
     def scores(self) -> list[Score]:
-        return [Score(**score) for score in self.data["scores"]]
+        return [Score(**{"accuracy": math.nan, **score}) for score in self.data["scores"]]  # none in a regression
 
     @property
     def algorithm(self) -> Algorithm:

@@ -1,6 +1,7 @@
 from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -99,6 +100,7 @@ def test_arrays_datasets_and_tensors_give_the_same_federation():
         "arrays": (x.double().numpy(), y.to(torch.int32).numpy()),
         "dataset": TensorDataset(x, y),
         "items": ItemByItem([(one.numpy(), int(label)) for one, label in zip(x, y, strict=True)]),
+        "frames": (pd.DataFrame(x.numpy(), columns=["a", "b", "c"]), pd.Series(y.numpy(), index=range(5, 15))),
         "read-only": (np.frombuffer(x.numpy().tobytes(), np.float32).reshape(10, 3), y.float()),
     }
     digests = {federation_from_clients({"ada": source}).digest for source in sources.values()}
@@ -279,6 +281,8 @@ def with_label(row, label, dtype=torch.int64):
         ("data.csv", "client 'bob' is a str"),
         (rows(4)[0], "client 'bob' is a Tensor"),
         ((np.array(["a", "b"]), [0, 1]), "client 'bob': a ndarray is no array of numbers"),
+        ((rows(10)[0] + 1j, rows(10)[1]), "client 'bob': x is complex. Give real numbers"),
+        (pd.DataFrame(rows(4)[0].numpy()), r"client 'bob' is a DataFrame. .*federation_from_table\(frame"),
         (Endless(), "client 'bob' is a Endless.*length"),
         (ItemByItem([(torch.zeros(3), 0), (torch.zeros(2), 0)]), "client 'bob', row 1: x has another shape"),
         (ItemByItem([(torch.zeros(3), torch.zeros(2))]), "client 'bob': .*y \\(1, 2\\). Give one label number per row"),
@@ -289,6 +293,16 @@ def with_label(row, label, dtype=torch.int64):
 def test_what_cannot_be_used_is_refused_by_client_row_and_value(bob, complaint):
     with pytest.raises(DataError, match=complaint):
         federation_from_clients({"ada": rows(10), "bob": bob}, num_classes=3)
+
+
+def test_words_in_a_series_are_labels():
+    words = pd.Series(["flu", "cold"] * 5).astype("category")
+    assert federation_from_clients({"ada": (rows(10)[0], words)}).class_names == ("cold", "flu")
+
+
+def test_a_table_of_all_clients_is_sent_to_where_tables_are_read():
+    with pytest.raises(DataError, match=r"clients= is a DataFrame. .*federation_from_table\(frame"):
+        federation_from_clients(pd.DataFrame({"ward": ["north"], "label": [0]}))
 
 
 def test_a_global_test_of_another_shape_is_refused():

@@ -61,6 +61,20 @@ def test_a_file_may_have_parts_of_its_own(tmp_path):
     assert len(records.test.y) == 2 and len(records.train.y) + len(records.validation.y) == 3
 
 
+def test_labels_may_be_words(tmp_path):
+    (tmp_path / "a.npz").write_bytes(client(3, y=np.array(["sit", "walk", "sit"])))
+    (tmp_path / "b.npz").write_bytes(client(2, y=np.array(["sit", "climb"]), x_test=np.ones((1, 2)), y_test=["walk"]))
+    federation = build_federation(parse_config({"data": {"name": "npz", "folder": str(tmp_path)}})).federation
+    assert federation.class_names == ("climb", "sit", "walk") and federation.load(1).test.y.tolist() == [2]
+    (tmp_path / "b.npz").write_bytes(client(2))
+    assert "labels of shape () of torch.int64, but a.npz has" in refusal(tmp_path).replace("\n", "")
+
+
+def test_labels_that_are_no_text_are_refused(tmp_path):
+    broken = np.frombuffer(b"\xff\xff\xff\x7f" * 3, "<U1")
+    assert "y holds bytes that are no text" in refusal(tmp_path, client(3, y=broken))
+
+
 @pytest.mark.parametrize("arrays", [{"x_test": np.zeros((2, 2))}, {"y_test": np.zeros(2)}, {"x_tset": np.zeros(2)}])
 def test_half_a_part_is_refused(tmp_path, arrays):
     assert "not x and y (and, if it has them, x_test and y_test" in refusal(tmp_path, client(**arrays))

@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
+from math import nan
 
 import numpy as np
 import onnxruntime
@@ -12,7 +14,7 @@ from torch import nn
 
 import fedmoe
 from builders import tiny_federation
-from deployment.wards import trained, ward_rows
+from deployment.wards import CONFIG, trained, ward_rows
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.deployment import export as exporting
 from fedmoe.deployment.export import export
@@ -123,6 +125,15 @@ class TestModelCard:
         ):
             assert words in card, words
 
+    def test_it_has_every_metric_and_every_answer(self, wards):
+        score = next(s for s in wards.scores if (s.client, s.model, s.data) == (0, "after", "own"))
+        named = {"metrics": {"macro_f1": 0.5, "auc": nan, "recall_0": 1.0}}
+        told = [{**score.as_dict(), **named, "answer": answer} for answer in ("mixture", "general")]
+        result = replace(wards, data={**wards.data, "scores": told})
+        card = model_card(result, result.personal_model("north"), [], {}, "")
+        assert "| model | data | accuracy | log loss | Macro-F1 | AUC |\n|---|---|---|---|---|---|" in card
+        assert f"| after personalisation, mixture | own | {score.accuracy:.3f} | {score.loss:.3f} | 0.500 | – |" in card
+
     def test_a_client_that_opted_out(self, coast):
         card = (coast.folder / "README.md").read_text()
         assert "This client opted out: it received the model and sent nothing in training." in card
@@ -132,6 +143,23 @@ class TestModelCard:
         result = trained(tmp_path / "run", evaluation={"clients_asked": "none"})
         card = model_card(result, result.personal_model("coast"), [], {}, "")
         assert "was not asked for its scores" in card and "Nothing left the client." in card
+
+
+def test_a_regression(tmp_path):
+    x = torch.randn(40, 3)
+    clients = {"a": (x, x[:, :2] + 2), "b": (x, x[:, :2] - 2)}
+    federation = fedmoe.federation_from_clients(clients, task="regression")
+    config = {**CONFIG, "algorithm": {"name": "fine_tuned"}}
+    result = fedmoe.run(config, federation=federation, directory=tmp_path / "run")
+    made = export(fedmoe.load(tmp_path / "run"), "a", tmp_path / "out", x[:5])
+    assert not made.left_out
+    difference = np.abs(onnx_probabilities(tmp_path / "out", x[:5]) - result.personal_model("a")(x[:5]).numpy())
+    assert difference.max() < 1e-5
+    output = json.loads((tmp_path / "out" / "model.json").read_text())["output"]
+    assert output == {"name": "numbers", "shape": ["rows", 2], "classes": []}
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| model | data | loss | RMSE | MAE | R² |" in card and "the 2 numbers that are predicted" in card
+    assert "numbers = model(x)" in card and "probabilities" not in card and "classes" not in card
 
 
 def without_onnx(*_):
@@ -154,7 +182,7 @@ class TestWhatCannotBeExported:
 
     def test_without_onnx_the_rest_is_exported(self, wards, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
-        monkeypatch.setattr(exporting, "to_onnx", lambda _program, path: path.write_bytes(b""))
+        monkeypatch.setattr(exporting, "to_onnx", lambda _program, path, _answer: path.write_bytes(b""))
         made = export(wards, "north", tmp_path)
         assert made.left_out == {"model.onnx": "onnxruntime is not installed: pip install 'fedmoe[export]'"}
         assert {path.name for path in tmp_path.iterdir()} == {*made.files} and "model.pt2" in made.files

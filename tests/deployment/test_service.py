@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from math import nan
 
 import pytest
 import torch
@@ -196,3 +198,10 @@ def test_a_model_without_experts_and_a_port_in_use(tmp_path):
         assert status == 200 and answer["experts"] is None and answer["class_names"] == ["0", "1", "2"]
         with pytest.raises(RunError, match=f"port {server.port} cannot be used: .*Choose another with --port"):
             listen(server.port)
+
+
+def test_a_metric_that_is_not_defined_for_a_client_is_null(wards):
+    scores = [{**score, "metrics": {"auc": nan}} for score in wards.data["scores"]]
+    with Served(replace(wards, data={**wards.data, "scores": scores}), "coast") as server:
+        status, answer = server.ask("GET", "/")
+    assert status == 200 and {score["metrics"]["auc"] for score in answer["scores"]} == {None}

@@ -11,7 +11,7 @@ from sklearn import metrics as sk
 
 import fedmoe
 from builders import make_expert, make_gate, tiny_federation
-from fedmoe.display.tables import class_tables, score_table
+from fedmoe.display.tables import class_tables, metric_tables, score_table
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation import classification as ours
 from fedmoe.evaluation.metric_catalog import METRICS as EVERY_METRIC
@@ -101,8 +101,9 @@ def test_they_are_sent_stored_and_shown_with_the_names_of_classes(tmp_path):
     log_probs = result.personal_model(2)(test.x).log()
     assert score.metrics["brier"] == pytest.approx(ours.brier(log_probs, test.y), abs=1e-5)
     run = {**result.data, "class_names": ["left", "right|wrong", "<up>"]}
-    console = Console(width=300, record=True, file=io.StringIO())
-    console.print(score_table([run], "run"), *class_tables([run]))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(score_table([run], "run"), *metric_tables([run]), *class_tables([run]))
+    assert all(words in console.export_text(clear=False) for words in ("own data", "worst 10%", "Macro-F1", "Brier"))
     for text, bar in ((console.export_text(), "right|wrong"), (markdown_table([run]), r"right\|wrong")):
         assert "Macro-F1" in text and "by class" in text and bar in text and "recall_0" not in text
     page = render([StoredRun(run)], "run")

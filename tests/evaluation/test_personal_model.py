@@ -1,3 +1,4 @@
+import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedmoe.algorithms.fedavg import Broadcast
 from fedmoe.algorithms.local_global_mixture import PersonalState as LocalGlobal
 from fedmoe.algorithms.specialist_mixture import PersonalState as Specialist
 from fedmoe.core_types import Tensors
-from fedmoe.errors import DataError
+from fedmoe.errors import DataError, RunError
 from fedmoe.evaluation.personal_model import ModelFacts, PersonalModel, Predictor
 from fedmoe.models.network import Network
 from fedmoe.testing.federation import CLASSES, FEATURES
@@ -83,6 +84,18 @@ class TestPersonalModel:
             model(name, 0)(np.zeros(3))
 
 
+def test_it_can_be_copied_after_it_was_traced():
+    made, x = model("specialist_mixture", 0), torch.randn(3, FEATURES)
+    expected = made(x)
+    torch.export.export(made, (x,))
+    assert torch.equal(copy.deepcopy(made)(x), expected)
+
+
+def test_it_is_not_pickled_and_says_what_to_store_instead(tmp_path):
+    with pytest.raises(RunError, match=r"torch.save\(model.state_dict\(\), FILE\), or .* fedmoe export"):
+        torch.save(model("fedavg", 0), tmp_path / "model.pt")
+
+
 def test_names_are_those_of_the_users_own_modules():
     names = {name for name, _ in model("specialist_mixture", 0).named_parameters()}
     own = {name for name, _ in tiny_setup().expert.module.named_parameters()}
@@ -128,6 +141,13 @@ class TestFrozenParts:
         made, x = model("fedavg", 0, self.expert()), torch.randn(3, FEATURES)
         expected = made(x).double()
         torch.testing.assert_close(made.double()(x.double()), expected, atol=1e-6, rtol=1e-6)
+
+    def test_they_move_with_a_copy_of_it(self):
+        made, x = model("fedavg", 0, self.expert()), torch.randn(3, FEATURES)
+        expected = made(x)
+        twice = copy.deepcopy(made).double()
+        torch.testing.assert_close(twice(x.double()), expected.double(), atol=1e-6, rtol=1e-6)
+        assert torch.equal(made(x), expected)
 
     def test_two_models_share_none(self):
         one, other = model("fedavg", 0, self.expert()), model("fedavg", 0, self.expert())

@@ -110,6 +110,10 @@ class Raises(nn.Linear):
             lambda size: nn.Linear(5, size),
             r"cannot be called without arguments \(missing a required argument: 'size'\)",
         ),
+        (
+            lambda: nn.Sequential(nn.LazyLinear(3)),
+            "'0.weight' of the expert belongs to a lazy layer, which has no weights yet. Say the",
+        ),
         (lambda: "a module", "the factory of the expert returned a str"),
         ({"hidden": 3}, "expert= is a dict. Give an nn.Module"),
         (lambda: Raises(5, 3), "the expert cannot read a batch.*AttributeError: .*no_such_layer"),
@@ -130,3 +134,9 @@ def test_whole_numbers_for_a_dense_layer_are_said():
 def test_a_config_that_is_none(config, words):
     with pytest.raises(ConfigError, match=words):
         fedmoe.run(config, federation=tiny_federation(), expert=make_expert, gate=make_gate)
+
+
+def test_clients_that_are_no_federation_yet():
+    clients = {"north": (torch.zeros(4, 5), torch.zeros(4))}
+    with pytest.raises(ConfigError, match=r"federation= is a dict. .*federation_from_clients\("):
+        fedmoe.run({}, federation=clients, expert=make_expert, gate=make_gate)

@@ -9,7 +9,7 @@ import pytest
 from fedmoe.config import read_config
 from fedmoe.errors import ConfigError
 from fedmoe.report.runs import StoredRun
-from fedmoe.report.sweep import GridPoint, entry_text, markdown_grid, part_tables, render_grid
+from fedmoe.report.sweep import GridPoint, _shares, entry_text, markdown_grid, part_tables, render_grid
 from fedmoe.sweeps.reproduction import beside, choose, find, read
 
 HOME = Path(__file__).parents[2] / "configs" / "reproduce"
@@ -78,6 +78,19 @@ def test_our_mean_and_interval_stand_beside_the_published_value(points):
     assert values == ["0.8"] and (tuned.published, mixture.published) == ("65.61", "67.17")
     assert re.fullmatch(r"61\.\d ± 0\.2 \(67\.17\)", entry_text(mixture)) and mixture.seeds == 4
     assert "(65.61)" in markdown_grid(points, beside(one, points))
+
+
+def test_the_page_draws_scores_over_the_grid_and_own_against_global(points):
+    page = render_grid(points, "Table", [], None)
+    drawn = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])["figures"]
+    (own, *_) = drawn["grid"]["views"]
+    assert own["series"][1]["points"] == [[0.8, 0.6115], [1.0, 0.5965]]
+    assert {point["name"] for point in drawn["own-against-global"]["points"]} >= {"Fine-tuned 0.8", "Fine-tuned 1.0"}
+
+
+def test_shares_are_of_the_base_at_the_same_point():
+    lines = {"FedAvg": {"points": [[1, 0.5], [2, 0.0]]}, "other": {"points": [[1, 0.4], [2, 0.3], [3, 0.2]]}}
+    assert _shares(lines, "FedAvg")["other"]["points"] == [[1, 0.8]]
 
 
 def test_claims_are_decided_point_by_point(points):

@@ -49,8 +49,8 @@ def test_explicit_ones_go_by_number_or_name():
     [
         ([1.0, 2.0, 3.0], "has 3 weights, but there are 2 classes"),
         ({"dead": 1.0}, "names the class 'dead', which is not there. Known: '0', '1'"),
-        ([1.0, -1.0], "training.class_weights"),
-        ("even", "training.class_weights"),
+        ([1.0, -1.0], r"training.class_weights.1=-1.0: input should be greater than 0\."),
+        ("even", "training.class_weights='even': input should be 'balanced'"),
     ],
 )
 def test_wrong_ones_are_refused(setting, words):

@@ -15,12 +15,14 @@ from fedmoe.clients.common_knowledge import OwnClient, count_classes, count_side
 from fedmoe.clients.federation import Federation, Records, examples, keep, take
 from fedmoe.clients.own_labels import Parts, number_labels, with_numbers
 from fedmoe.clients.own_records import (
+    WHOLE_TABLE,
     Collate,
     ExampleArrays,
     ExampleSource,
     OptedOut,
     TaskName,
     arrays_of,
+    is_frame,
     read_examples,
     read_mask,
 )
@@ -133,6 +135,8 @@ def _require_names(
     opted_out: Mapping[str, OptedOut] | Collection[str] | None,
 ) -> Mapping[str, OptedOut]:
     """Clients by name, and `opted_out` by the name of a client."""
+    if is_frame(clients):
+        raise DataError(f"clients= is a {type(clients).__name__}. Give a dict by name, {WHOLE_TABLE}.")
     if not isinstance(clients, Mapping):
         raise DataError(
             f"clients= is a {type(clients).__name__}. Give a dict by name, such as {{'north': (x, y)}}; of a list: "

@@ -31,10 +31,21 @@ def arrays_of(source: ExampleSource, whose: str, collate: Collate | None, are_se
     if rows is not None:
         source = collate(rows) if collate is not None else _stacked(rows, whose, are_sequences)
     if not (isinstance(source, tuple | list) and len(source) in (2, 3)):
+        if is_frame(source):
+            raise DataError(f"{whose} is a {type(source).__name__}. Give its columns as (x, y), {WHOLE_TABLE}.")
         if rows is not None:
             raise DataError(f"{whose}: collate returned a {type(source).__name__}. Let it return (x, y) of all rows.")
         raise DataError(f"{whose} is a {type(source).__name__}. Give (x, y) arrays, or a torch Dataset with a length.")
-    return tuple(source)  # type: ignore[return-value]
+    given: list[Any] = list(source)
+    return tuple(one.to_numpy() if is_frame(one) else one for one in given)
+
+
+def is_frame(given: object) -> bool:
+    """A frame or a series of pandas, or of what looks like one."""
+    return hasattr(given, "to_numpy") and hasattr(given, "index")
+
+
+WHOLE_TABLE = "or one table of all clients: fedmoe.federation_from_table(frame, client=..., label=...)"
 
 
 def read_examples(source: ExampleArrays, whose: str, num_classes: int | None, task: TaskName) -> Examples:
@@ -43,6 +54,10 @@ def read_examples(source: ExampleArrays, whose: str, num_classes: int | None, ta
     most_axes, wanted = (1, "one label number per row") if are_classes else (2, "one or more numbers per row")
     if not 1 <= y.dim() <= most_axes or x.dim() < 1 or len(x) != len(y) or 0 in y.shape[1:]:
         raise DataError(f"{whose}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}. Give {wanted}.")
+    if x.is_complex() or y.is_complex():
+        raise DataError(
+            f"{whose}: {'x' if x.is_complex() else 'y'} is complex. Give real numbers, such as (real, imag)."
+        )
     x = x.to(torch.float32) if x.is_floating_point() else x
     _require_finite(x, whose, "x")
     side = _side(source[2:], whose, len(y))

@@ -4,6 +4,7 @@ import io
 import lzma
 import math
 import struct
+import sys
 import tokenize
 import zipfile
 import zlib
@@ -19,8 +20,9 @@ from fedmoe.data.formats import LARGEST, read_content, read_up_to
 from fedmoe.errors import DataError
 
 Arrays = dict[str, NDArray[np.generic]]
-PartTensors = dict[str, tuple[Tensor, Tensor]]  # x and y of "train", and if given of "validation" and "test"
-NPZ_REMEDY = "Write it again with numpy.savez(path, x=..., y=...), arrays of numbers only."
+Labels = Tensor | NDArray[np.str_]
+PartArrays = dict[str, tuple[Tensor, Labels]]  # x and y of "train", and if given of "validation" and "test"
+NPZ_REMEDY = "Write it again with numpy.savez(path, x=..., y=...), arrays of numbers; labels may be words."
 UNSOUND = (
     zipfile.BadZipFile,
     zlib.error,
@@ -58,7 +60,7 @@ def _read_member(archive: zipfile.ZipFile, name: str, largest: int) -> NDArray[n
     if read_header is None:
         raise ValueError(f"array {name} has format {version}")
     shape, by_columns, dtype = read_header(file)
-    if dtype.kind not in "biuf":
+    if dtype.kind not in ("biufU" if name.startswith("y") else "biuf"):
         raise ValueError(f"array {name} holds {dtype}, not numbers")
     rest = len(file.getbuffer()) - file.tell()
     if min(shape, default=0) < 0 or rest != math.prod(shape) * dtype.itemsize:
@@ -67,11 +69,11 @@ def _read_member(archive: zipfile.ZipFile, name: str, largest: int) -> NDArray[n
     return flat.reshape(shape, order="F" if by_columns else "C")
 
 
-def load_npz_folder(path: Path) -> dict[str, PartTensors]:
+def load_npz_folder(path: Path) -> dict[str, PartArrays]:
     """One client per file `name.npz` with arrays `x` (N, ...) and `y` (N,) or (N, T), sorted by file name.
 
     A file may have a test part of its own, `x_test` and `y_test`, and likewise `x_validation` and `y_validation`.
-    Floats become float32, whole numbers int64 (x as bytes stays so). Labels are whole numbers from 0, or, for a
+    Floats become float32, whole numbers int64 (x as bytes stays so). Labels are whole numbers from 0, or words; for a
     regression, floats. Files that start with a dot are passed over; any other file is refused, lest it be forgotten.
     """
     if not path.is_dir():
@@ -87,7 +89,7 @@ def load_npz_folder(path: Path) -> dict[str, PartTensors]:
     return clients
 
 
-def _read_client(path: Path) -> PartTensors:
+def _read_client(path: Path) -> PartArrays:
     arrays = read_npz(path)
     parts = {"train": "", **{part: f"_{part}" for part in ("validation", "test") if f"x_{part}" in arrays}}
     if set(arrays) != {f"{name}{ending}" for ending in parts.values() for name in ("x", "y")}:
@@ -98,14 +100,17 @@ def _read_client(path: Path) -> PartTensors:
     return {part: _read_part(path, arrays, ending) for part, ending in parts.items()}
 
 
-def _read_part(path: Path, arrays: Arrays, ending: str) -> tuple[Tensor, Tensor]:
+def _read_part(path: Path, arrays: Arrays, ending: str) -> tuple[Tensor, Labels]:
     x_name, y_name = f"x{ending}", f"y{ending}"
     if arrays[y_name].ndim not in (1, 2) or arrays[x_name].ndim < 1 or len(arrays[x_name]) != len(arrays[y_name]):
         shapes = f"{x_name} has shape {arrays[x_name].shape} and {y_name} {arrays[y_name].shape}"
         raise DataError(f"{path}: {shapes}. Give one row of x and one of y per example.")
     if not len(arrays[y_name]):
         raise DataError(f"{path} has no rows in {x_name}. Give at least one example, or remove it.")
-    x, y = (_as_tensor(arrays[name], name, path) for name in (x_name, y_name))
+    x = _as_tensor(arrays[x_name], x_name, path)
+    if arrays[y_name].dtype.kind == "U":
+        return x, _as_words(arrays[y_name], y_name, path)
+    y = _as_tensor(arrays[y_name], y_name, path)
     if not y.is_floating_point() and int(y.min()) < 0:
         row = int((y < 0).nonzero()[0, 0])
         raise DataError(
@@ -130,11 +135,19 @@ def _as_tensor(array: NDArray[np.generic], name: str, path: Path) -> Tensor:
     return values
 
 
-def _require_alike(clients: dict[str, PartTensors], files: list[Path]) -> None:
+def _as_words(array: NDArray[np.generic], name: str, path: Path) -> NDArray[np.str_]:
+    """Only of characters: NumPy takes any four bytes for one."""
+    codes = np.frombuffer(array.tobytes(), f"{array.dtype.byteorder}u4")
+    if ((codes > sys.maxunicode) | ((codes >= 0xD800) & (codes <= 0xDFFF))).any():
+        raise DataError(f"{path}: {name} holds bytes that are no text. {NPZ_REMEDY}")
+    return array.astype(np.str_)
+
+
+def _require_alike(clients: dict[str, PartArrays], files: list[Path]) -> None:
     """Models read all clients alike, so their examples have one shape and one kind of number."""
     shown = "rows of shape {} of {} with labels of shape {} of {}"
     forms = [
-        (file, (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype))
+        (file, (tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype if isinstance(y, Tensor) else "words"))
         for file, parts in zip(files, clients.values(), strict=True)
         for x, y in parts.values()
     ]

@@ -25,7 +25,7 @@ from fedmoe.result import Result
 from fedmoe.storage.files import explained, make_private_folder, write_atomically
 from fedmoe.streams import torch_stream
 
-CLOSE = 1e-5  # the most that a program's probabilities may differ from the model's
+CLOSE = 1e-5  # the most that what a program answers may differ from what the model does
 MOST_ROWS = 64  # that they are compared on
 Run = Callable[[Tensor], Tensor]
 
@@ -73,7 +73,7 @@ def _write_programs(model: PersonalModel, x: Tensor, folder: Path) -> dict[str, 
         return lambda rows: loaded(rows)
 
     def onnx(path: Path) -> Run:
-        to_onnx(program, path)
+        to_onnx(program, path, model.facts.answer)
         return _onnx_session(path)
 
     for name, write in {"model.pt2": pt2, "model.onnx": onnx}.items():
@@ -111,7 +111,7 @@ def _require_agreement(model: PersonalModel, run: Run, x: Tensor) -> None:
             raise Untraceable(f"it does not run: {str(error).strip().splitlines()[0]}") from error
         difference = float((found - model(rows)).abs().max())
         if not difference <= CLOSE:  # NaN is no agreement
-            raise Untraceable(f"its probabilities are off by {difference:.2g}, more than {CLOSE:g}")
+            raise Untraceable(f"its {model.facts.answer} are off by {difference:.2g}, more than {CLOSE:g}")
 
 
 def _rows_to_check(federation: Federation, client: ClientId, given: Tensor | None) -> tuple[Tensor, str]:
@@ -143,7 +143,11 @@ def _inputs_and_outputs(result: Result, model: PersonalModel) -> dict[str, Any]:
         "client": facts.client,
         "algorithm": facts.algorithm,
         "input": {"name": "x", "shape": ["rows", *facts.input_shape], "dtype": str(facts.input_dtype)[6:]},
-        "output": {"name": "probabilities", "shape": ["rows", len(facts.class_names)], "classes": facts.class_names},
+        "output": {
+            "name": facts.answer,
+            "shape": ["rows", result.federation.num_outputs],
+            "classes": facts.class_names,
+        },
         "table": None if table is None else {**table.to_dict(), "input_names": table.input_names},
         "run_id": result.data.get("run_id"),
     }

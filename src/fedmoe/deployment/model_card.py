@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any
 
+from fedmoe.evaluation.metric_catalog import class_in, title_of
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.result import Result
@@ -17,7 +19,7 @@ USES = {
 import torch
 
 model = torch.export.load("model.pt2").module()
-probabilities = model(x)  # {inputs}
+{answer} = model(x)  # {inputs}
 ```
 """,
     "model.onnx": """With an ONNX runtime:
@@ -26,7 +28,7 @@ probabilities = model(x)  # {inputs}
 import onnxruntime
 
 session = onnxruntime.InferenceSession("model.onnx")
-(probabilities,) = session.run(None, {{"x": x}})  # {inputs}
+({answer},) = session.run(None, {{"x": x}})  # {inputs}
 ```
 """,
 }
@@ -53,9 +55,16 @@ def _what(result: Result, model: PersonalModel) -> str:
         f"The model that client {model.facts.client!r} ended with in the run {result.data['name']!r}: "
         f"{result.data['rounds']} rounds of {model.facts.algorithm} with {federation.num_clients} clients, of which "
         f"{len(federation.participants)} sent updates, seed {result.data['seed']}. {_data(result)} "
-        f"It maps x of shape (rows, {', '.join(map(str, model.facts.input_shape))}) to the probabilities of "
-        f"{len(model.facts.class_names)} classes: {_listed(model.facts.class_names)}."
+        f"It maps x of shape (rows, {', '.join(map(str, model.facts.input_shape))}) to {_answers(result, model)}."
     )
+
+
+def _answers(result: Result, model: PersonalModel) -> str:
+    names = model.facts.class_names
+    if not names:
+        count = result.federation.num_outputs
+        return "the number that is predicted" if count == 1 else f"the {count} numbers that are predicted"
+    return f"the probabilities of {len(names)} classes: {_listed(names)}"
 
 
 def _data(result: Result) -> str:
@@ -72,17 +81,26 @@ def _scores(result: Result, model: PersonalModel) -> str:
     own = [score for score in result.scores if score.client == number]
     if not own:
         return "This client was not asked for its scores: it keeps them itself (`evaluation.clients_asked`)."
-    lines = ["| model | data | accuracy | log loss |", "|---|---|---|---|"]
-    lines += [f"| {_moment(score)} | {score.data} | {score.accuracy:.3f} | {score.loss:.3f} |" for score in sorted(own)]
-    note = (
-        "`own` are the client's own test rows, `global` rows that are balanced over classes. The model in this folder "
-    )
+    classified = bool(model.facts.class_names)
+    metrics = [name for name in own[0].metrics if class_in(name) is None]  # results.json has those of each class
+    head = [*(["accuracy", "log loss"] if classified else ["loss"]), *map(title_of, metrics)]
+    lines = [_row(["model", "data", *head]), "|---" * (2 + len(head)) + "|"]
+    for score in sorted(own, key=lambda score: score.place):
+        numbers = [*([score.accuracy] if classified else []), score.loss, *(score.metrics[name] for name in metrics)]
+        lines.append(_row([_moment(score), score.data, *("–" if isnan(one) else f"{one:.3f}" for one in numbers)]))
+    balanced = "rows that are balanced over classes" if classified else "rows of all clients"
     last = "after" if any(score.model == "after" for score in own) else "before"
-    return "\n".join([*lines, "", f"{note}is the one {last} personalisation."])
+    note = f"`own` are the client's own test rows, `global` {balanced}. The model in this folder is the one {last}"
+    return "\n".join([*lines, "", f"{note} personalisation."])
 
 
 def _moment(score: Score) -> str:
-    return f"{score.model} personalisation"
+    """The model, and which of its answers where there are several."""
+    return f"{score.model} personalisation{score.answer and f', {score.answer}'}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _privacy(result: Result, model: PersonalModel) -> str:
@@ -135,10 +153,12 @@ def _use(
 ) -> str:
     shape = ", ".join(map(str, ("rows", *model.facts.input_shape)))
     inputs = f"x: ({shape}) of {str(model.facts.input_dtype)[6:]}"
-    parts = [text.format(inputs=inputs) for name, text in USES.items() if name in files]
+    parts = [
+        text.format(inputs=inputs, answer=model.facts.answer).strip() for name, text in USES.items() if name in files
+    ]
     checked = [name for name in USES if name in files]
     if checked:
-        parts.append(f"{' and '.join(checked)} gave the run's own probabilities within 1e-5 on {checked_on}.")
+        parts.append(f"{' and '.join(checked)} gave the run's own {model.facts.answer} within 1e-5 on {checked_on}.")
     parts += [f"{name} is not here: {why}." for name, why in left_out.items()]
     if result.federation.table is not None:
         names = _listed(result.federation.table.input_names)
@@ -146,8 +166,8 @@ def _use(
             f"x is made of a table's columns: {names}. A category is 1 where the row has it and else 0; numbers are "
             "(value - mean) / scale. model.json has these figures and the names of the classes."
         )
-    command = f"fedmoe predict {result.directory.name} --client {model.facts.client} --data FILE"
-    parts.append(f"With fedmoe and the folder of the run: `{command}`, or `fedmoe.load(RUN).personal_model(...)`.")
+    command = f"fedmoe predict RUN --client {model.facts.client} --data FILE"
+    parts.append(f"With fedmoe and the folder RUN of the run: `{command}`, or `fedmoe.load(RUN).personal_model(...)`.")
     return "\n\n".join(parts)
 
 

@@ -106,15 +106,13 @@ def without_traces(program: torch.export.ExportedProgram) -> torch.export.Export
     return program
 
 
-def to_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
-    """Raises Untraceable for an operator that ONNX does not have."""
+def to_onnx(program: torch.export.ExportedProgram, path: Path, answer: str) -> None:
+    """`answer` is what its output is called. Raises Untraceable for an operator that ONNX does not have."""
     try:
         with warnings.catch_warnings(), quiet("torch.onnx"):
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch's exporter still calls what PyTorch has deprecated
             plain = program.run_decompositions({torch.ops.aten.cdist.default: euclidean_distances})
-            made = torch.onnx.export(
-                plain, dynamo=True, verbose=False, input_names=["x"], output_names=["probabilities"]
-            )
+            made = torch.onnx.export(plain, dynamo=True, verbose=False, input_names=["x"], output_names=[answer])
             assert made is not None
             made.save(path, external_data=False)
     except ImportError as error:

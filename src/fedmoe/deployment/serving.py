@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from math import isnan
 from typing import Any
 
 import uvicorn
@@ -10,6 +11,7 @@ from starlette.applications import Starlette
 from fedmoe.deployment.predictions import reader_of
 from fedmoe.deployment.service import make_app
 from fedmoe.errors import RunError
+from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.result import Result
 
@@ -32,10 +34,16 @@ def about(result: Result, model: PersonalModel) -> dict[str, Any]:
         "class_names": list(model.facts.class_names),
         "row": {"shape": list(model.facts.input_shape), "dtype": str(model.facts.input_dtype).removeprefix("torch.")},
         "columns": None if table is None else [column.name for column in table.features],
-        "scores": [score.as_dict() for score in result.scores if score.client == number],
+        "scores": [_as_json(score) for score in result.scores if score.client == number],
         "use": 'POST /predict {"rows": [...]}, each row a list of numbers'
         + ("" if table is None else ", or an object with these columns"),
     }
+
+
+def _as_json(score: Score) -> dict[str, Any]:
+    """JSON has no NaN, which is what a metric is that is not defined, such as the AUC of a single class."""
+    metrics = {name: None if isnan(value) else value for name, value in score.metrics.items()}
+    return {**score.as_dict(), "metrics": metrics}
 
 
 def listen(port: int) -> socket.socket:

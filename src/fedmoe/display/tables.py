@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedmoe.sweeps.reproduction import Reproduction
 
 SHOWN_ROWS = 20  # of a table of predictions
+FEW_METRICS = 2  # more get a table of their own: a terminal has 80 columns
 
 
 def score_table(results: Sequence[RunRecord], title: str) -> Table:
@@ -37,7 +38,7 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
     rows = summarise(results)
     new_clients = [part for part in ("unseen", "tuning", "pooled") if any(row[part] for row in rows)]
     table.add_column("method", no_wrap=True, overflow="fold")
-    metrics = list({name: None for row in rows for name in row["metrics"]})
+    metrics = _metrics(rows) if len(_metrics(rows)) <= FEW_METRICS else []
     for column in (
         "own data",
         "global",
@@ -52,6 +53,25 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
         cells += [figure_text(row["own"], key, figure) for key in ("worst_decile", "spread")]
         table.add_row(escape(row["title"]), *cells, *(metric_text(row["metrics"].get(name)) for name in metrics))
     return table
+
+
+def metric_tables(results: Sequence[RunRecord]) -> list[Table]:
+    """A table of the metrics that are too many for that of the scores; none where they are there."""
+    rows = summarise(results)
+    metrics = _metrics(rows)
+    if len(metrics) <= FEW_METRICS:
+        return []
+    table = Table(title="Mean over clients of the final model, own data")
+    table.add_column("method", overflow="fold")
+    for name in metrics:
+        table.add_column(escape(title_of(name)), justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(escape(row["title"]), *(metric_text(row["metrics"].get(name)) for name in metrics))
+    return [table]
+
+
+def _metrics(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list({name: None for row in rows for name in row["metrics"]})
 
 
 def class_tables(results: Sequence[RunRecord]) -> list[Table]:

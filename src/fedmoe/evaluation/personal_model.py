@@ -6,7 +6,7 @@ model on every training backend, can be moved, traced and exported, and two of t
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm, LabelPriors
 from fedmoe.algorithms.label_priors.frequencies import check_log_prior, uniform
 from fedmoe.core_types import Tensors, Tree
-from fedmoe.errors import ConfigError, DataError
+from fedmoe.errors import ConfigError, DataError, RunError
 from fedmoe.models.network import Network
 from fedmoe.models.task import CLASSIFICATION, Regression, Task
 
@@ -27,10 +27,23 @@ PREFIX = {"broadcast": "shared", "client": "client", "personal": "personal"}  # 
 
 
 class Predictor(NamedTuple):
-    """An algorithm, and the networks that it was made with: plain copies, which no other model uses."""
+    """An algorithm, and the networks that it was made with: plain copies, which no model of another client uses.
+
+    It holds nothing of its own (a model gives it its tensors in every call), so copies of a model share it: the
+    algorithm's functions would go on to call the networks that they were made with, not copies of these.
+    """
 
     algorithm: Algorithm
     networks: tuple[Network, ...]
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Predictor":
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise RunError(
+            "a personal model is not pickled, so torch.save(model) cannot store it. Store its tensors, "
+            "torch.save(model.state_dict(), FILE), or a program that runs without fedmoe: fedmoe export RUN."
+        )
 
 
 class ModelFacts(NamedTuple):
@@ -42,6 +55,11 @@ class ModelFacts(NamedTuple):
     class_names: tuple[str, ...]
     input_dtype: torch.dtype = torch.float32  # whole numbers are token ids
     task: Task = CLASSIFICATION
+
+    @property
+    def answer(self) -> str:
+        """What the model gives for each row."""
+        return "numbers" if isinstance(self.task, Regression) else "probabilities"
 
 
 class Weights(nn.Module):
@@ -149,9 +167,7 @@ class PersonalModel(nn.Module):
     def __repr__(self) -> str:
         shape = ", ".join(map(str, ("B", *self.facts.input_shape)))
         head = f"PersonalModel of client {self.facts.client!r} by {self.facts.algorithm}: "
-        is_regression = isinstance(self.facts.task, Regression)
-        answer = "numbers (B, targets)" if is_regression else f"probabilities (B, {len(self.facts.class_names)})"
-        lines = [f"{head}x ({shape}) -> {answer}"]
+        lines = [f"{head}x ({shape}) -> {self.facts.answer} (B, {len(self.facts.class_names) or 'targets'})"]
         for origin, names in self.state_names().items():
             for part in dict.fromkeys(name.partition(".")[0] for name in names):
                 held = [self._tensor(name) for name in names if name.partition(".")[0] == part]

@@ -4,6 +4,7 @@ import inspect
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedmoe.errors import ConfigError
 
@@ -22,6 +23,16 @@ def build_module(factory: object, name: str, seed: int) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise ConfigError(f"the factory of the {name} returned a {type(made).__name__}. Let it return an nn.Module.")
     return made
+
+
+def require_initialised(module: nn.Module, name: str) -> None:
+    """Every client must start from weights that are there."""
+    for path, parameter in module.named_parameters():
+        if is_lazy(parameter):
+            raise ConfigError(
+                f"{path!r} of the {name} belongs to a lazy layer, which has no weights yet. Say the layer's input "
+                "size, or call the module with some rows before it is passed."
+            )
 
 
 def _require_no_arguments(factory: object, name: str) -> None:

@@ -13,7 +13,13 @@ from fedmoe.core_types import Tensors
 from fedmoe.errors import ConfigError, MessageError
 from fedmoe.models.dense import cohort_forward
 from fedmoe.models.fingerprint import structure_fingerprint, tensors_digest
-from fedmoe.models.module_checks import build_module, cannot_read, layers_with_statistics, require_scores
+from fedmoe.models.module_checks import (
+    build_module,
+    cannot_read,
+    layers_with_statistics,
+    require_initialised,
+    require_scores,
+)
 from fedmoe.models.parameters import (
     constant_places,
     frozen_parameters,
@@ -63,6 +69,7 @@ class Network:
         self.name, self.input_shape, self._nothing_to_train = name, input_shape, nothing_to_train
         self._source = source
         self._module = copy.deepcopy(source) if isinstance(source, nn.Module) else self._build(0)
+        require_initialised(self._module, name)
         self._with_statistics = layers_with_statistics(self._module, name)
         self._start = trained_parameters(self._module)
         self.frozen: Tensors = frozen_parameters(self._module)

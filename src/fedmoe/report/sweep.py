@@ -113,9 +113,39 @@ def grid_figure(points: Sequence[GridPoint], model: Model = "final") -> Figure |
                 line["points"].sort()
             axes = {"label": title, "x": points[0].point[axis][0], "y": f"{merit.name}: {title.lower()}"}
             views.append({**axes, "percent": merit.percent, "dots": True, "series": list(series.values())})
+            if "FedAvg" in series and merit.percent:
+                shares = [line for name, line in _shares(series, "FedAvg").items() if name != "FedAvg"]
+                words = f"{title}, as a share of FedAvg's"
+                views.append({**axes, "label": words, "y": words, "percent": True, "dots": True, "series": shares})
     alt = "The same numbers as in the tables."
     title = f"{merit.name} over {points[0].point[axis][0]}"
     return Figure("grid", title, "Mean over clients and seeds.", alt, "lines", {"views": views}) if views else None
+
+
+def _shares(series: Mapping[str, Mapping[str, Any]], base: str) -> dict[str, dict[str, Any]]:
+    """Every line divided by that of the base, where both have a point."""
+    of_base = {x: y for x, y in series[base]["points"] if y}
+    return {
+        name: {**line, "points": [[x, round(y / of_base[x], 4)] for x, y in line["points"] if x in of_base]}
+        for name, line in series.items()
+    }
+
+
+def own_against_global(points: Sequence[GridPoint], model: Model = "final") -> Figure | None:
+    """Where each method stands at each point of the grid: at home, and on everyone's data."""
+    results = [run for point in points for run in point.results]
+    merit, shown = figure_of(results), []
+    for point in points:
+        for method in group(results, every_answer=True):
+            own, everyone = (by_seed(point.results, method.title, part, model).values() for part in ("own", "global"))
+            if own and everyone:
+                name = " ".join([method.title, *values_of(point.point)])
+                at = {"x": round(fmean(everyone), 4), "y": round(fmean(own), 4), "x_half": 0.0, "y_half": 0.0}
+                shown.append({"name": name, "place": method.place, **at})
+    axes = {"x": f"{merit.name} on the global test", "y": f"{merit.name} on clients' own test data"}
+    caption = "One dot for each method and point of the grid; mean over clients and seeds."
+    title, alt = "At home and everywhere", "The same numbers as in the tables."
+    return Figure("own-against-global", title, caption, alt, "points", {**axes, "points": shown}) if shown else None
 
 
 def _number(value: Any) -> float | None:
@@ -128,15 +158,16 @@ def _number(value: Any) -> float | None:
 def render_grid(points: Sequence[GridPoint], title: str, problems: Sequence[str], paper: PaperPart | None) -> str:
     results = [run for point in points for run in point.results]
     merit = figure_of(results)
-    drawn = grid_figure(points, paper.model if paper else "final")
+    model: Model = paper.model if paper else "final"
+    drawn = [figure for figure in (grid_figure(points, model), own_against_global(points, model)) if figure]
     data = {
         "merit": {"name": merit.name, "percent": merit.percent, "higher": merit.higher_is_better},
         "methods": [method.title for method in group(results, every_answer=True)],
-        "figures": {drawn.name: {"kind": drawn.kind, **drawn.data}} if drawn else {},
+        "figures": {figure.name: {"kind": figure.kind, **figure.data} for figure in drawn},
     }
     tables = part_tables(points, paper)
     return page(
-        "grid.html", data, title=title, tables=tables, figure_of_grid=drawn, paper=paper, problems=problems,
+        "grid.html", data, title=title, tables=tables, figures=drawn, paper=paper, problems=problems,
         merit=merit, made_by=made_by(results), seeds=len({run["seed"] for run in results}),
     )  # fmt: skip
 
