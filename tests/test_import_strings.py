@@ -158,7 +158,7 @@ class TestModel:
     def test_a_function_of_the_shapes(self) -> None:
         parts = build(data={"name": "somebodys_parts:clients"}, model={"name": "somebodys_parts:net", "width": 7})
         assert parts.expert.num_weights == 6 * 7 + 7 + 7 * 2 + 2 and parts.gate.num_weights == 6 * 7 + 7 + 7 + 1
-        assert parts.config.model_dump()["model"] == {"name": "somebodys_parts:net", "width": 7}
+        assert parts.config.model_dump()["model"].items() >= {"name": "somebodys_parts:net", "width": 7}.items()
 
     def test_another_structure_is_another_run(self, tmp_path: Path) -> None:
         table = {**SMALL, "data": {"name": "somebodys_parts:clients"}, "model": {"name": "somebodys_parts:net"}}

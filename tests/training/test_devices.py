@@ -60,7 +60,8 @@ class OneDevice(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
-        kinds = {one.device.type for one in (*given, *made)}
+        # A number of Python's is a tensor without axes on the CPU here; PyTorch takes those on any device.
+        kinds = {one.device.type for one in (*given, *made) if one.dim() or one.is_meta}
         self.computed += kinds == {"meta"}
         if len(kinds) > 1:
             assert function in COPIES, f"{function} mixes {sorted(kinds)}: {[tuple(t.shape) for t in given]}"

@@ -33,6 +33,6 @@ def reliability_of(scores: Iterable[Any]) -> list[dict[str, Any]]:
         if any(score.reliability[0]) and not score.unseen:
             found.setdefault((score.answer, score.model, score.data), []).append(score.reliability)
     return [
-        {"answer": answer, "model": model, "data": data, "bins": summed(bins)}
+        {"answer": answer, "model": model, "data": data, "bins": [list(row) for row in summed(bins)]}
         for (answer, model, data), bins in found.items()
     ]

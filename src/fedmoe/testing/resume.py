@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -93,14 +94,17 @@ def _at_question(number: int) -> Callable[[], bool]:
 
 
 class KillingFederation:
-    """`load` that kills its process, as the system does when memory runs out, at the given call."""
+    """`load` that kills its process, as the system does when memory runs out, at its given call.
+
+    Each process counts for itself. The one that made this is spared: it runs the test.
+    """
 
     def __init__(self, plain: Federation, at_call: int) -> None:
-        self.plain, self.at_call, self.calls = plain, at_call, 0
+        self.plain, self.at_call, self.calls = plain, at_call, Counter({os.getpid(): -(10**9)})
 
     def load(self, client: ClientId) -> ClientDataset:
-        self.calls += 1
-        if self.calls == self.at_call:
+        self.calls[os.getpid()] += 1
+        if self.calls[os.getpid()] == self.at_call:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.plain.load(client)
 
