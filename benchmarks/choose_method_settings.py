@@ -2,12 +2,13 @@
 
 One rule for all: the one setting that a method's paper chooses or varies, out of the values there; each is trained for
 `ROUNDS` rounds on Fashion-MNIST with a seed that no table uses, clients are scored on their own *validation* examples
-(test examples are never read), and the highest mean accuracy after personalisation wins. What other settings a method
-has stay at their defaults.
+in place of their test examples, and the highest mean accuracy on these after personalisation wins. What other
+settings a method has stay at their defaults.
 
     FEDMOE_DATA=... python benchmarks/choose_method_settings.py RUNS
 
-Runs that are finished in RUNS are not made again. Then: python benchmarks/results_page.py store methods_chosen RUNS/*.
+Runs that are finished in RUNS are not made again. Then:
+python benchmarks/results_page.py store methods_settings RUNS/*.
 """
 
 import argparse
