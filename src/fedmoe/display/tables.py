@@ -37,7 +37,7 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
     )
     rows = summarise(results)
     new_clients = [part for part in ("unseen", "tuning", "pooled") if any(row[part] for row in rows)]
-    table.add_column("method", no_wrap=True, overflow="fold")
+    table.add_column("method", overflow="fold")  # wraps first, being the widest
     metrics = _metrics(rows) if len(_metrics(rows)) <= FEW_METRICS else []
     for column in (
         "own data",
