@@ -23,6 +23,7 @@ pytest.importorskip("flwr", reason="the extra flower is not installed: pip insta
 pytestmark = pytest.mark.slow
 
 ROUNDS = 3
+LONG = 12  # rounds, in which a node that was killed comes back: Flower takes it again after about a minute
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,9 @@ def wait_for_round(silos: Deployment, name: str, number: int) -> None:
 
 def wait_for_end(silos: Deployment, name: str) -> None:
     def ended() -> bool:
-        assert "rror" not in silos.log(name), silos.log(name)[-3000:]
+        # A node that is gone is a rejection, in Flower's own words an error; the run goes on.
+        unexpected = [line for line in silos.log(name).splitlines() if "rror" in line and "is rejected" not in line]
+        assert not unexpected, silos.log(name)[-3000:]
         return "fedmoe: finished" in silos.log(name)
 
     wait_for(ended, f"the end of {name}: {silos.log(name)[-1500:]}")
@@ -115,7 +118,7 @@ def test_a_killed_server_is_resumed_to_the_same_end(silos: Deployment) -> None:
 
 def test_a_killed_node_comes_back_with_the_state_of_the_last_round_that_counted(silos: Deployment) -> None:
     config = silos.app / "fedmoe.toml"
-    config.write_text(config.read_text().replace("\nrounds = 3", "\nrounds = 8"))
+    config.write_text(config.read_text().replace("\nrounds = 3", f"\nrounds = {LONG}"))
     start_run(silos, "node-killed")
     wait_for_round(silos, "node-killed", 1)
     silos.kill("node-2")
@@ -127,8 +130,8 @@ def test_a_killed_node_comes_back_with_the_state_of_the_last_round_that_counted(
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rounds = [event for event in events if event["event"] == "round"]
     took_part = [event["round"] for event in rounds if any("2" in sent for sent in event["sent"].values())]
-    assert len(rounds) == 8 and not any(event["abandoned"] for event in rounds)
-    assert 1 in took_part and 8 in took_part and len(took_part) < 8
+    assert len(rounds) == LONG and not any(event["abandoned"] for event in rounds)
+    assert 1 in took_part and LONG in took_part and len(took_part) < LONG
     store = silos.folder / "state-2" / "runs" / run_id(folder) / "private.sqlite"
     with closing(sqlite3.connect(store)) as db:
         (latest,) = db.execute("SELECT MAX(version) FROM state WHERE kind = 'client'").fetchone()
