@@ -14,6 +14,7 @@ from torch import nn
 from fedmoe.models.resnet import ResNet, resnet
 from fedmoe.native.kernel import Kernel
 from fedmoe.native.program import program_of
+from smooth_residual import SmoothResidual
 
 # How much farther from float64 than PyTorch's own float32 the kernels may be, over several draws; and so many roundings
 # of the numbers themselves beyond that, where PyTorch happens to be exact.
@@ -37,7 +38,7 @@ def results(forward, params, x, direction):
 
 
 def assert_no_farther_than_torch(module, shape, batch, seed):
-    """Smooth activations in place of ReLU are the caller's affair: at a kink both sides are right."""
+    """For modules without kinks."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
@@ -65,30 +66,6 @@ def assert_no_farther_than_torch(module, shape, batch, seed):
         )
 
 
-class Residual(nn.Module):
-    """One block of any shape: two convolutions beside a shortcut, smooth, so that no rounding moves a gradient far."""
-
-    def __init__(self, shape, width, stride, groups, shortcut, bias):
-        super().__init__()
-        self.first = nn.Conv2d(shape[0], width, 3, stride, 1, bias=bias)
-        self.norm = nn.GroupNorm(groups, width)
-        self.second = nn.Conv2d(width, width, 3, 1, 1, bias=bias)
-        self.second_norm = nn.GroupNorm(groups, width, affine=bias, eps=1e-3)
-        self.stride, self.added = stride, width - shape[0]
-        self.project = nn.Conv2d(shape[0], width, 1, stride) if shortcut == "convolve" else None
-        self.head = nn.Sequential(nn.Linear(width, 6), nn.LayerNorm(6), nn.Linear(6, 3))
-
-    def forward(self, x):
-        inner = self.second_norm(self.second(torch.tanh(self.norm(self.first(x)))))
-        if self.project is not None:
-            beside = self.project(x)
-        else:
-            beside = F.pad(
-                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.added // 3, self.added - self.added // 3)
-            )
-        return self.head(torch.tanh(inner + beside).mean((2, 3)))
-
-
 @settings(max_examples=40)
 @given(
     channels=st.sampled_from([1, 3, 16, 18, 32]),
@@ -105,7 +82,7 @@ def test_blocks_of_any_shape_are_as_near_to_the_truth_as_pytorch(
     channels, added, side, stride, groups, shortcut, bias, batch, seed
 ):
     shape, width = (channels, *side), -(-(channels + added) // groups) * groups
-    assert_no_farther_than_torch(Residual(shape, width, stride, groups, shortcut, bias), shape, batch, seed)
+    assert_no_farther_than_torch(SmoothResidual(shape, 3, width, stride, groups, shortcut, bias), shape, batch, seed)
 
 
 @settings(max_examples=40)
