@@ -43,6 +43,7 @@ MODELS = {
     "mixture": {"name": "small_cnn"},
     "logistic": {"name": "mlp", "hidden": []},
     "resnet20": {"name": "resnet", "depth": 20, "groups": 4},
+    "resnet8": {"name": "resnet", "depth": 8, "groups": 4},
 }
 
 
