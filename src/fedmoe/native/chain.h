@@ -7,6 +7,7 @@
 #include "conv.h"
 #include "dense.h"
 #include "layer.h"
+#include "lstm.h"
 
 namespace fedmoe {
 
@@ -21,6 +22,7 @@ struct Tape {
     return total;
   }
   static int64_t of_layer(const Layer& a, int64_t batch) {
+    if (a.kind == LSTM) return batch * a.out_stride() + Recurrent(a).tape_size(batch);
     if (!a.remembers_places()) return batch * a.out_stride();
     return batch * a.out_stride() + round_up(batch * a.out_size(), 4) / 4 + 4;  // and a vector of bytes more
   }
@@ -142,6 +144,7 @@ void Chain::forward_layer(const Layer& a, const float* const* params, int64_t ba
                           uint8_t* places) const {
   const float *weight = param(params, a.weight), *bias = param(params, a.bias);
   if (a.kind == CONV) return conv_forward(a, weight, bias, batch, x, y, a.out_stride(), places, *scratch);
+  if (a.kind == LSTM) return lstm_forward(a, params, batch, x, y, (float*)places, *scratch);
   if (a.kind == DENSE) dense_forward(weight, bias, a.c, a.oc, batch, x, y, a.out_stride());
   for (int64_t b = 0; b < batch; b++) {
     float* out = y + b * a.out_stride();
@@ -173,6 +176,8 @@ void Chain::backward_layer(const Layer& a, const float* const* params, float* co
   int64_t stride = a.out_stride();
   if (a.kind == CONV)
     return conv_backward(a, weight, batch, x, dy, stride, places, d_weight, d_bias, dx, dx_stride, *scratch);
+  if (a.kind == LSTM)
+    return lstm_backward(a, params, grads, batch, x, (const float*)places, dy, dx, dx_stride, *scratch);
   if (a.kind == DENSE) {
     if (a.relu)
       for (int64_t b = 0; b < batch; b++)
@@ -204,7 +209,7 @@ void Chain::backward_layer(const Layer& a, const float* const* params, float* co
 
 static void clear_embeddings(const Chain& chain, float* const* grads, const int64_t* sizes) {
   for (int64_t l = 0; l < chain.count; l++)
-    if (chain.layers[l].kind == EMBEDDING_MEAN)
+    if (chain.layers[l].reads_words())
       memset(grads[chain.layers[l].weight], 0, sizes[chain.layers[l].weight] * sizeof(float));
 }
 

@@ -7,7 +7,7 @@
 
 namespace fedmoe {
 
-enum Kind : int64_t { CONV, DENSE, MAX_POOL, AVERAGE_POOL, RELU, SIGMOID, TANH, TO_CHANNELS_FIRST, EMBEDDING_MEAN };
+enum Kind : int64_t { CONV, DENSE, MAX_POOL, AVERAGE_POOL, RELU, SIGMOID, TANH, TO_CHANNELS_FIRST, EMBEDDING_MEAN, LSTM };
 
 struct Layer {
   int64_t kind;
@@ -27,6 +27,7 @@ struct Layer {
   int64_t padded_channels() const { return oc <= 8 ? 8 : round_up(oc, LANES); }
   // Examples of a layer's output start this many floats apart: room for a vector that reads or writes past the end.
   int64_t out_stride() const { return round_up(out_size(), 16) + 16; }
+  bool reads_words() const { return (kind == EMBEDDING_MEAN || kind == LSTM) && weight >= 0; }
   bool remembers_places() const { return kind == CONV || kind == MAX_POOL; }
 };
 

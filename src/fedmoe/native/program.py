@@ -8,13 +8,16 @@ import itertools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-CONV, DENSE, MAX_POOL, AVERAGE_POOL, RELU, SIGMOID, TANH, TO_CHANNELS_FIRST, EMBEDDING_MEAN = range(9)
+from fedmoe.native import recurrent
+from fedmoe.native.recurrent import READ_OUTS, Recurrence, recurrence_of
+
+CONV, DENSE, MAX_POOL, AVERAGE_POOL, RELU, SIGMOID, TANH, TO_CHANNELS_FIRST, EMBEDDING_MEAN, LSTM = range(10)
 
 _NAMES = (
     "convolution",
@@ -26,6 +29,7 @@ _NAMES = (
     "tanh",
     "channels first",
     "embedding mean",
+    "lstm",
 )
 
 MOST_WORDS = 2**24  # words travel to the kernels as float32, beside all other inputs
@@ -63,8 +67,24 @@ class Layer(NamedTuple):
     def output(self) -> Size:
         return self.oc, self.oh, self.ow
 
+    @property
+    def reads_words(self) -> bool:
+        return self.kind in (EMBEDDING_MEAN, LSTM) and self.weight >= 0
+
+    @property
+    def params(self) -> set[int]:
+        """Of an LSTM `bias` is the first parameter of its cells, of which each has its biases or none."""
+        if self.kind == LSTM:
+            return {self.weight, *range(self.bias, self.bias + self.kh * self.kw * (4 if self.pw else 2))} - {-1}
+        return {self.weight, self.bias} - {-1}
+
     def describe(self) -> str:
         name = _NAMES[self.kind]
+        if self.kind == LSTM:
+            words = f"embedding {self.qh} + " if self.reads_words else ""
+            way = " in both directions" if self.kw == 2 else ""
+            deep = f", {self.kh} levels" if self.kh > 1 else ""
+            return f"{words}{name} {self.oc // self.kw}{way}{deep}, {READ_OUTS[self.sh]} -> {self.oc}"
         kernel = f" {self.kh}x{self.kw}" if self.kind in (CONV, MAX_POOL, AVERAGE_POOL) else ""
         pool = f" + max pool {self.qh}x{self.qw}" if self.qh * self.qw > 1 else ""
         size = "x".join(str(length) for length in self.output if length > 1) or "1"
@@ -87,10 +107,10 @@ class Unsupported(Exception):  # noqa: N818 (not an error: PyTorch takes over)
 
 def program_of(module: nn.Module, input_shape: tuple[int, ...]) -> Program:
     """Raises Unsupported with the reason."""
-    if len(input_shape) not in (1, 3):
+    if len(input_shape) not in (1, 2, 3):
         raise Unsupported(f"examples of shape {input_shape} are neither vectors nor images")
-    size: Size = (input_shape[0], 1, 1) if len(input_shape) == 1 else (input_shape[0], input_shape[1], input_shape[2])
-    builder = _Builder(size, flat=len(input_shape) == 1, names=_names(module))
+    size = cast(Size, (*input_shape, 1, 1)[:3])
+    builder = _Builder(input_shape, size, names=_names(module))
     for node, layer in _chain(module):
         builder.add(node, layer)
     if not builder.flat or not builder.layers:
@@ -116,7 +136,7 @@ def _names(module: nn.Module) -> dict[int, str]:
 def _chain(module: nn.Module) -> list[tuple[fx.Node, nn.Module | None]]:
     """Every step between input and output, each used once and by the next only."""
     try:
-        traced = fx.symbolic_trace(nn.Sequential(module))  # within another one a single layer is a step too
+        traced = recurrent.traced(nn.Sequential(module))  # within another one a single layer is a step too
     except Exception as error:  # whatever user code raises when it is traced
         raise Unsupported(f"its forward cannot be traced ({type(error).__name__})") from error
     nodes = list(traced.graph.nodes)
@@ -131,14 +151,17 @@ def _chain(module: nn.Module) -> list[tuple[fx.Node, nn.Module | None]]:
 
 
 class _Builder:
-    def __init__(self, size: Size, *, flat: bool, names: dict[int, str]) -> None:
-        self.size, self.flat, self.names = size, flat, names
+    def __init__(self, input_shape: tuple[int, ...], size: Size, names: dict[int, str]) -> None:
+        self.input_shape, self.size, self.names = input_shape, size, names
+        self.flat = len(input_shape) == 1
         self.layers: list[Layer] = []
         self.params: list[str] = []
 
     def add(self, node: fx.Node, module: nn.Module | None) -> None:
         step = module if module is not None else node.target
-        if isinstance(module, nn.Conv2d):
+        if (recurrence := recurrence_of(module)) is not None:
+            self._recurrence(recurrence)
+        elif isinstance(module, nn.Conv2d):
             self._conv(module)
         elif isinstance(module, nn.Linear):
             self._linear(module)
@@ -202,6 +225,33 @@ class _Builder:
             raise Unsupported(f"it has an EmbeddingBag of {bag.num_embeddings} rows, more than float32 counts exactly")
         at = self._parameter(bag.weight)
         self._append(Layer(EMBEDDING_MEAN, self.size[0], 1, 1, bag.embedding_dim, 1, 1, weight=at))
+
+    def _recurrence(self, found: Recurrence) -> None:
+        """The fields of a layer as `Recurrent` in lstm_rows.h reads them."""
+        if found.obstacle:
+            raise Unsupported(f"it has {found.obstacle}")
+        steps, width = self.size[:2]
+        words = found.embedding
+        if self.layers or (words is None) != (len(self.input_shape) == 2):
+            raise Unsupported("it has an LSTM of something else than its input, words or vectors one after another")
+        if words is not None and words.num_embeddings > MOST_WORDS:
+            raise Unsupported(f"it has an Embedding of {words.num_embeddings} rows, more than float32 counts exactly")
+        embedded = width if words is None else words.embedding_dim
+        if embedded != found.lstms[0].input_size:
+            raise Unsupported(f"an LSTM for {found.lstms[0].input_size} inputs would get {embedded}")
+        at = self._parameter(None if words is None else words.weight)
+        first = [self._parameter(parameter) for parameter in found.parameters()][0]
+        frozen_row = -1 if words is None or words.padding_idx is None else words.padding_idx
+        self._append(
+            Layer(
+                LSTM, steps, width, 1, found.width, 1, 1, kh=found.levels, kw=found.directions, sh=found.read_out,
+                sw=found.ragged, ph=found.lstms[0].bidirectional, pw=found.lstms[0].bias, qh=embedded, qw=frozen_row,
+                weight=at, bias=first,
+            )
+        )  # fmt: skip
+        self.flat = True
+        if found.head is not None:
+            self._linear(found.head)
 
     def _relu(self) -> None:
         last = self.layers[-1] if self.layers else None
