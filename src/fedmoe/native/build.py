@@ -31,6 +31,9 @@ SOURCES = (
     "losses.h",
     "fedmix_objective.h",
     "routed_objective.h",
+    "client.h",
+    "moved_ranges.h",
+    "optimizer.h",
     "training.h",
     "kernels.cpp",
 )

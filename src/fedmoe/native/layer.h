@@ -28,6 +28,7 @@ struct Layer {
   // Examples of a layer's output start this many floats apart: room for a vector that reads or writes past the end.
   int64_t out_stride() const { return round_up(out_size(), 16) + 16; }
   bool reads_words() const { return (kind == EMBEDDING_MEAN || kind == LSTM) && weight >= 0; }
+  int64_t word_width() const { return kind == LSTM ? qh : oc; }
   bool remembers_places() const { return kind == CONV || kind == MAX_POOL; }
 };
 

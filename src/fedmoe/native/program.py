@@ -161,6 +161,8 @@ class _Builder:
         step = module if module is not None else node.target
         if (recurrence := recurrence_of(module)) is not None:
             self._recurrence(recurrence)
+        elif len(self.input_shape) == 2 and not self.layers:
+            raise Unsupported(f"examples of shape {self.input_shape} are neither vectors nor images, nor for an LSTM")
         elif isinstance(module, nn.Conv2d):
             self._conv(module)
         elif isinstance(module, nn.Linear):
