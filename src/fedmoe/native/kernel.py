@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedmoe.errors import DataError, MessageError
 from fedmoe.native.build import library
-from fedmoe.native.program import CONV, Program
+from fedmoe.native.program import CONV, INPUT, Program
 
 Pointers = NDArray[np.int64]
 
@@ -94,7 +94,8 @@ class Kernel:
     @property
     def pads_images(self) -> bool:
         """Whether it reads images channels last or past their end; any other kernel reads those images as well."""
-        return self.program.layers[0].kind == CONV or self.program.channels_last
+        of_input = (layer.kind for layer in self.program.layers if layer.source == INPUT)
+        return CONV in of_input or self.program.channels_last
 
     def images(self, x: Tensor) -> Tensor:
         """x as the kernels read it: channels last, with some room behind. A vector stays as it is."""

@@ -30,7 +30,7 @@ struct Member {
   }
   const Layer& last() const { return net.layers[net.count - 1]; }
   int64_t stride() const { return last().out_stride(); }
-  const float* features() const { return tape.output(net.layers, net.count - 2); }
+  const float* features() const { return tape.output(net.layers, last().source); }
 
   void forward(const std::vector<const float*>& rows) {
     int64_t batch = rows.size();
@@ -142,7 +142,7 @@ struct FedMixStep {
 
   double operator()(std::vector<Member>& experts, const Client& client, const Batch& at) const {
     const FedMixInputs& inputs = *(const FedMixInputs*)client.inputs;
-    const Layer &last = experts[0].last(), &before = experts[0].net.layers[experts[0].net.count - 2];
+    const Layer &last = experts[0].last(), &before = experts[0].net.layers[last.source];
     ExpertOutputs outputs{(int64_t)experts.size(), (int64_t)at.rows.size(), last.out_size(), {}, {},
                           last.out_stride(), before.out_stride()};
     for (size_t h = 0; h < experts.size(); h++) {
