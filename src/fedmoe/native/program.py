@@ -225,6 +225,8 @@ class _Builder:
         step = module if module is not None else node.target
         if (recurrence := recurrence_of(module)) is not None:
             self._recurrence(recurrence)
+        elif isinstance(module, nn.Identity) or _is_nothing(module):
+            pass
         elif self.input_axes == 2 and self.current.layer == INPUT:
             raise Unsupported(f"examples of shape {self.size[:2]} are neither vectors nor images, nor for an LSTM")
         elif isinstance(module, nn.Conv2d):
@@ -259,7 +261,7 @@ class _Builder:
             self._pool_call(node)
         elif self._flattens(step, node):
             self._flatten()
-        elif not (isinstance(module, nn.Identity) or _is_nothing(module)):
+        else:
             raise Unsupported(f"it has a {_label(step)}")
 
     def _add(self, node: fx.Node, inputs: list[_Value]) -> None:
