@@ -1,7 +1,7 @@
 """What a session sends: the work of a cohort as one frame, in which equal broadcasts are there once."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from fedmoe import trees, wire
 from fedmoe.core_types import ClientId, Tree
@@ -29,7 +29,13 @@ class Frames(Sequence[Bytes]):
     def __len__(self) -> int:
         return len(self._headers)
 
-    def __getitem__(self, index: int) -> Bytes:  # type: ignore[override]  # nobody asks for slices
+    @overload
+    def __getitem__(self, index: int) -> Bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Bytes]: ...
+    def __getitem__(self, index: int | slice) -> Bytes | Sequence[Bytes]:
+        if isinstance(index, slice):
+            return Frames(self._headers[index], self._cohorts[index])
         return frame_of(self._headers[index], self._cohorts[index], self._encoded)
 
 

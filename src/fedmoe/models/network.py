@@ -286,6 +286,15 @@ class Network:
         )
         return not bare and all(isinstance(layer, BATCHING_PAYS) for layer in layers)
 
+    @cached_property
+    def _is_recurrent(self) -> bool:
+        return any(isinstance(layer, nn.RNNBase) for layer in self._module.modules())
+
+    @property
+    def can_be_mapped(self) -> bool:
+        """Whether ``vmap`` knows what to do with it: PyTorch has no such rule for recurrent layers, the kernels do."""
+        return self.native is not None or not self._is_recurrent
+
     def check_output(self, x: Tensor, num_outputs: int) -> None:
         """Refuse a module that does not return (B, num_outputs) for a batch of this client's inputs."""
         try:

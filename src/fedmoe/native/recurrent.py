@@ -1,7 +1,7 @@
 """Recurrent networks in a traced module: embedding, LSTM and the state that is read, as one step for the kernels.
 
-A module may say itself what it is, by a method ``kernel_recurrence() -> Recurrence | None``: then its own forward is not
-looked into.
+A module may say itself what it is, by a method ``kernel_recurrence() -> Recurrence | None``: then nobody looks into its
+forward.
 In any other the pattern is found: ``lstm(embedding(x))``, and of its output the last states, the last step or the mean.
 """
 
@@ -141,16 +141,18 @@ def _is_mean_over_time(node: fx.Node) -> bool:
 
 def _final_states(states: fx.Node, directions: int, levels: int) -> tuple[fx.Node, int] | None:
     """h[-1] of one direction, or both states of the last level side by side."""
-    cells, picks = levels * directions, list(states.users)
+    picks, cells = list(states.users), levels * directions
     if any(pick.target is not operator.getitem or not isinstance(pick.args[1], int) for pick in picks):
         return None
-    places = [cast(int, pick.args[1]) % cells for pick in picks]
-    if directions == 1 and places == [cells - 1]:
-        return picks[0], FINAL_STATES
-    joined = list(picks[0].users)[0] if directions == 2 and len(picks) == 2 and len(picks[0].users) == 1 else None
-    if joined is None or joined.target not in (torch.cat, torch.concat):
+    by_place = {cast(int, pick.args[1]) % cells: pick for pick in picks}
+    last_level = [by_place.get(place) for place in range(cells - directions, cells)]
+    if len(picks) != directions or None in last_level:
         return None
-    axis: Any = (*joined.args[1:], *joined.kwargs.values())
-    in_order = [picks[places.index(place)] for place in (cells - 2, cells - 1) if place in places]
-    together = list(cast(Any, joined.args[0])) == in_order and len(in_order) == 2 and axis in ((1,), (-1,))
-    return (joined, FINAL_STATES) if together and list(picks[1].users) == [joined] else None
+    if directions == 1:
+        return picks[0], FINAL_STATES
+    readers = {reader for pick in picks for reader in pick.users}
+    joined = readers.pop()
+    axis = (*joined.args[1:], *joined.kwargs.values())
+    if readers or joined.target not in (torch.cat, torch.concat) or axis not in ((1,), (-1,)):
+        return None
+    return (joined, FINAL_STATES) if list(cast(list[Any], joined.args[0])) == last_level else None
