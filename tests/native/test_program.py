@@ -109,12 +109,12 @@ def test_the_body_ends_where_the_output_layer_begins():
 def test_a_residual_network_is_a_list_of_layers_that_name_what_they_read():
     layers = program_of(resnet((3, 8, 8), 3, 8, 4), (3, 8, 8)).layers
     block = [CONV, GROUP_NORM, CONV, GROUP_NORM]
-    shrinking = [CONV, GROUP_NORM, CONV, SUBSAMPLE, GROUP_NORM]
+    shrinking = [CONV, GROUP_NORM, SUBSAMPLE, CONV, GROUP_NORM]
     assert [layer.kind for layer in layers] == [CONV, GROUP_NORM, *block, *shrinking, *shrinking, AVERAGE_POOL, DENSE]
-    assert [layer.source for layer in layers] == [INPUT, *range(5), 5, 6, 7, 5, 8, 10, 11, 12, 10, 13, 15, 16]
-    assert {at: layer.second for at, layer in enumerate(layers) if layer.second != NONE} == {5: 1, 10: 9, 15: 14}
+    assert [layer.source for layer in layers] == [INPUT, *range(5), 5, 6, 5, 7, 9, 10, 11, 10, 12, 14, 15, 16]
+    assert {at: layer.second for at, layer in enumerate(layers) if layer.second != NONE} == {5: 1, 10: 8, 15: 13}
     assert all(layer.relu for layer in layers if layer.kind == GROUP_NORM)
-    assert (layers[9].sh, layers[9].c, layers[9].oc) == (2, 16, 32)
+    assert (layers[8].sh, layers[8].c, layers[8].oc) == (2, 16, 32)
 
 
 def test_a_projected_shortcut_is_added_where_it_is_normed():

@@ -116,8 +116,12 @@ struct Chain {
     std::vector<const float*> in(tape.batch), added(tape.batch);
     for (int64_t l = 0; l < count; l++) {
       outputs_of(layers[l].source, x, tape, in.data());
-      if (layers[l].second != NONE) outputs_of(layers[l].second, x, tape, added.data());
-      forward_layer(layers[l], params, tape.batch, in.data(), added.data(), tape.output(layers, l), tape.notes(layers, l));
+      bool with_norm = l + 1 < count && is_normed(l);
+      int64_t second = layers[l + with_norm].second;
+      if (second != NONE) outputs_of(second, x, tape, added.data());
+      if (layers[l].kind == CONV) conv_layer(l, with_norm, params, in.data(), added.data(), tape);
+      else forward_layer(layers[l], params, tape.batch, in.data(), added.data(), tape.output(layers, l), tape.notes(layers, l));
+      l += with_norm;
     }
   }
 
@@ -138,16 +142,22 @@ struct Chain {
         if (!kept) d.release(up);
         continue;
       }
-      Sink down = d.sink(a.source);
-      bool aside = down.to && down.add && !adds_itself(a);
-      float* to = aside ? d.take() : down.to;
-      backward_layer(a, params, grads, tape.batch, in.data(), tape.output(layers, l), tape.notes(layers, l), up,
-                     {to, down.stride, down.add});
-      for (int64_t b = 0; aside && b < tape.batch; b++)
-        Gradients::move(to + b * down.stride, a.in_size(), down.to + b * down.stride, true);
-      if (aside) d.release(to);
-      if (more.d && l == count - 1 && down.to) add_feature_gradient(more, tape.batch, down);
+      bool with_conv = l > lowest && is_normed(l - 1) && !d.of_layer(l - 1);  // else somebody else reads it too
+      if (with_conv) {
+        normed_conv_backward(l, params, grads, x, tape, in.data(), up, d.sink(layers[l - 1].source));
+      } else {
+        Sink down = d.sink(a.source);
+        bool aside = down.to && down.add && a.kind != GROUP_NORM && a.kind != CONV;
+        float* to = aside ? d.take() : down.to;
+        backward_layer(a, params, grads, tape.batch, in.data(), tape.output(layers, l), tape.notes(layers, l), up,
+                       {to, down.stride, down.add});
+        for (int64_t b = 0; aside && b < tape.batch; b++)
+          Gradients::move(to + b * down.stride, a.in_size(), down.to + b * down.stride, true);
+        if (aside) d.release(to);
+        if (more.d && l == count - 1 && down.to) add_feature_gradient(more, tape.batch, down);
+      }
       if (a.second == NONE || !d.pass_on(l, up, a.second, true)) d.release(up);
+      l -= with_conv;
     }
   }
 
@@ -161,8 +171,15 @@ struct Chain {
       for (int64_t i = 0; i < layers[count - 1].c; i++)
         down.to[b * down.stride + i] += more.share * more.d[b * down.stride + i];
   }
-  static bool adds_itself(const Layer& a) { return a.kind == GROUP_NORM || a.kind == CONV; }
+  // Whether a convolution is followed by its norm: both then run on a few examples at a time, which stay in the cache.
+  bool is_normed(int64_t l) const {
+    return layers[l].is_dense_conv() && !layers[l].relu && layers[l + 1].kind == GROUP_NORM && layers[l + 1].source == l;
+  }
 
+  void conv_layer(int64_t l, bool with_norm, const float* const* params, const float* const* x, const float* const* added,
+                  const Tape& tape) const;
+  void normed_conv_backward(int64_t l, const float* const* params, float* const* grads, const float* const* x,
+                            const Tape& tape, const float* const* conv_outputs, float* dy, const Sink& down) const;
   void forward_layer(const Layer& a, const float* const* params, int64_t batch, const float* const* x,
                      const float* const* added, float* y, float* notes) const;
   void backward_layer(const Layer& a, const float* const* params, float* const* grads, int64_t batch,
@@ -179,10 +196,42 @@ static void embedding_mean(const Layer& a, const float* weight, const float* wor
   for (int64_t i = 0; i < a.oc; i++) y[i] /= a.c;
 }
 
+inline void Chain::conv_layer(int64_t l, bool with_norm, const float* const* params, const float* const* x,
+                              const float* const* added, const Tape& tape) const {
+  const Layer &a = layers[l], &norm = layers[l + with_norm];
+  float *y = tape.output(layers, l), *normed = tape.output(layers, l + with_norm);
+  float* statistics = tape.notes(layers, l + with_norm);
+  conv_forward(a, param(params, a.weight), param(params, a.bias), tape.batch, x, y, a.out_stride(),
+               (uint8_t*)tape.notes(layers, l), *scratch, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; with_norm && b < end; b++)
+      norm_forward(norm, param(params, norm.weight), param(params, norm.bias), y + b * a.out_stride(),
+                   norm.second == NONE ? nullptr : added[b], normed + b * norm.out_stride(),
+                   statistics + 2 * b * norm.groups, *scratch);
+  });
+}
+
+inline void Chain::normed_conv_backward(int64_t l, const float* const* params, float* const* grads, const float* const* x,
+                                        const Tape& tape, const float* const* conv_outputs, float* dy,
+                                        const Sink& down) const {
+  const Layer &norm = layers[l], &a = layers[l - 1];
+  NormBackward back(norm, param(params, norm.weight), conv_outputs, tape.output(layers, l), tape.notes(layers, l), dy,
+                    *scratch);
+  int64_t stride = a.out_stride();
+  float* between = scratch->floats(6, examples_at_once(a) * stride);
+  std::vector<const float*> in(tape.batch);
+  outputs_of(a.source, x, tape, in.data());
+  auto gradient_of = [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; b++) back.example(b, between + (b - begin) * stride, false);
+    return between;
+  };
+  conv_backward(a, param(params, a.weight), tape.batch, in.data(), gradient_of, stride, nullptr, param(grads, a.weight),
+                param(grads, a.bias), down.to, down.stride, down.add, *scratch);
+  back.finish(param(grads, norm.weight), param(grads, norm.bias));
+}
+
 inline void Chain::forward_layer(const Layer& a, const float* const* params, int64_t batch, const float* const* x,
                                  const float* const* added, float* y, float* notes) const {
   const float *weight = param(params, a.weight), *bias = param(params, a.bias);
-  if (a.kind == CONV) return conv_forward(a, weight, bias, batch, x, y, a.out_stride(), (uint8_t*)notes, *scratch);
   if (a.kind == LSTM) return lstm_forward(a, params, batch, x, y, notes, *scratch);
   if (a.kind == DENSE) dense_forward(weight, bias, a.c, a.oc, batch, x, y, a.out_stride());
   for (int64_t b = 0; b < batch; b++) {
@@ -214,17 +263,19 @@ inline void Chain::backward_layer(const Layer& a, const float* const* params, fl
   int64_t stride = a.out_stride();
   if (a.relu && (a.kind == DENSE || a.is_dense_conv())) cut_by_relu(batch * stride, y, dy);
   if (a.kind == CONV)
-    return conv_backward(a, weight, batch, x, dy, stride, (const uint8_t*)notes, d_weight, d_bias, down.to, down.stride,
-                         down.add, *scratch);
+    return conv_backward(a, weight, batch, x, [&](int64_t begin, int64_t) { return dy + begin * stride; }, stride,
+                         (const uint8_t*)notes, d_weight, d_bias, down.to, down.stride, down.add, *scratch);
   if (a.kind == LSTM) return lstm_backward(a, params, grads, batch, x, notes, dy, down.to, down.stride, *scratch);
   if (a.kind == DENSE) {
     int64_t rows = std::max(a.oc, batch);
     return dense_backward(weight, a.c, a.oc, batch, x, dy, stride, d_weight, d_bias, down.to, down.stride,
                           scratch->rows(rows), scratch->results(rows));
   }
-  if (a.kind == GROUP_NORM)
-    return norms_backward(a, weight, batch, x, y, stride, notes, dy, d_weight, d_bias, down.to, down.stride, down.add,
-                          *scratch);
+  if (a.kind == GROUP_NORM) {
+    NormBackward norm(a, weight, x, y, notes, dy, *scratch);
+    for (int64_t b = 0; b < batch; b++) norm.example(b, down.to ? down.to + b * down.stride : nullptr, down.add);
+    return norm.finish(d_weight, d_bias);
+  }
   if (a.kind == EMBEDDING_MEAN) {  // its input are words: they have no gradient
     for (int64_t b = 0; b < batch; b++)
       for (int64_t t = 0; t < a.c; t++)

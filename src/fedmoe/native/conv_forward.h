@@ -179,13 +179,6 @@ inline void without_border(const Layer& a, const float* padded_dx, float* dx, bo
   }
 }
 
-// y (ch, cw, channels), unless it is there already, -> out (ch, cw, oc), and the ReLU.
-inline void finish_example(const Layer& a, const float* y, float* out) {
-  int64_t channels = a.padded_channels();
-  for (int64_t p = 0; y && p < a.ch * a.cw; p++) memcpy(out + p * a.oc, y + p * channels, a.oc * sizeof(float));
-  if (a.relu) for (int64_t i = 0; i < a.out_size(); i++) out[i] = out[i] <= 0 ? 0.f : out[i];
-}
-
 inline void direct_forward(const Layer& a, const float* weight, const float* bias, int64_t batch, const float* const* x,
                          float* out, int64_t out_stride, uint8_t* where, Scratch& scratch) {
   int64_t channels = a.padded_channels(), run = a.kw * a.c;
@@ -202,10 +195,8 @@ inline void direct_forward(const Layer& a, const float* weight, const float* bia
         for (int64_t j = 0; j < a.kw; j++)
           w[(i * run + j * a.c + c) * channels + o] = weight[((o * a.c + c) * a.kh + i) * a.kw + j];
   for (int64_t n = 0; n < batch; n++) {
-    bool straight = a.is_dense_conv() && channels == a.oc;  // nothing to pool, no gaps to close
-    conv_example(a, with_border(a, x[n], border), w, b, straight ? out + n * out_stride : y, scratch);
-    if (a.is_dense_conv()) finish_example(a, straight ? nullptr : y, out + n * out_stride);
-    else if (channels == 8) pool_example<8>(a, y, out + n * out_stride, where + n * a.out_size());
+    conv_example(a, with_border(a, x[n], border), w, b, y, scratch);
+    if (channels == 8) pool_example<8>(a, y, out + n * out_stride, where + n * a.out_size());
     else pool_example<LANES>(a, y, out + n * out_stride, where + n * a.out_size());
   }
 }

@@ -4,7 +4,7 @@
 // gates of a block of units in registers; and backwards all weight gradients at the end, as products over all rows.
 #pragma once
 #include "lstm_rows.h"
-#include "products.h"
+#include "row_products.h"
 #include "smooth.h"
 
 namespace fedmoe {
@@ -115,7 +115,7 @@ inline void input_products(const Recurrent& a, const CellWeights& weights, const
     bias[column] = row < 0 || !a.biased ? 0.f : weights.input_bias[row] + weights.recurrent_bias[row];
   }
   for (int64_t block = 0; block < N / (4 * LANES); block++)
-    panel_product<4>({in.rows, in.stride, 1}, {packed + block * in.width * 4 * LANES, 4 * LANES}, in.width, in.count,
+    panel_of_rows<4>({in.rows, in.stride, 1}, {packed + block * in.width * 4 * LANES, 4 * LANES}, in.width, in.count,
                      bias + block * 4 * LANES, products + block * 4 * LANES, N);
 }
 

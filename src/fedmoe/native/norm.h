@@ -36,7 +36,7 @@ struct NormRoom {
   float *sums, *more, *scale, *shift, *mean, *d_weight, *d_bias;
   NormRoom(const Layer& a, Scratch& scratch) {
     int64_t width = round_up(a.c, LANES);
-    float* room = scratch.floats(0, 7 * width);
+    float* room = scratch.floats(7, 7 * width);
     for (float** part : {&sums, &more, &scale, &shift, &mean, &d_weight, &d_bias}) *part = room, room += width;
   }
 };
@@ -138,18 +138,31 @@ void norm_backward(const Layer& a, const float* weight, const float* x, const fl
   }
 }
 
-inline void norms_backward(const Layer& a, const float* weight, int64_t batch, const float* const* x, const float* y,
-                           int64_t stride, const float* statistics, float* dy, float* d_weight, float* d_bias, float* dx,
-                           int64_t dx_stride, bool add, Scratch& scratch) {
-  NormRoom room(a, scratch);
-  memset(room.d_weight, 0, a.c * sizeof(float)), memset(room.d_bias, 0, a.c * sizeof(float));
-  for (int64_t b = 0; b < batch; b++) {
-    float* down = dx ? dx + b * dx_stride : nullptr;
-    auto one = add ? norm_backward<true> : norm_backward<false>;
-    one(a, weight, x[b], y + b * stride, statistics + 2 * b * a.groups, dy + b * stride, down, room);
+// The backward pass of a batch, example by example.
+class NormBackward {
+ public:
+  NormBackward(const Layer& a, const float* weight, const float* const* x, const float* y, const float* statistics,
+               float* dy, Scratch& scratch)
+      : a(a), weight(weight), x(x), y(y), statistics(statistics), dy(dy), room(a, scratch) {
+    memset(room.d_weight, 0, a.c * sizeof(float)), memset(room.d_bias, 0, a.c * sizeof(float));
   }
-  if (d_weight) memcpy(d_weight, room.d_weight, a.c * sizeof(float));
-  if (d_bias) memcpy(d_bias, room.d_bias, a.c * sizeof(float));
-}
+  void example(int64_t b, float* dx, bool add) const {
+    auto one = add ? norm_backward<true> : norm_backward<false>;
+    int64_t at = b * a.out_stride();
+    one(a, weight, x[b], y + at, statistics + 2 * b * a.groups, dy + at, dx, room);
+  }
+  void finish(float* d_weight, float* d_bias) const {
+    if (d_weight) memcpy(d_weight, room.d_weight, a.c * sizeof(float));
+    if (d_bias) memcpy(d_bias, room.d_bias, a.c * sizeof(float));
+  }
+
+ private:
+  const Layer& a;
+  const float* weight;
+  const float* const* x;
+  const float *y, *statistics;
+  float* dy;
+  NormRoom room;
+};
 
 }  // namespace fedmoe

@@ -1,78 +1,78 @@
-// Matrix products whose sums stay in registers: a tile of rows from the left against up to four vectors of columns.
+// Small matrix products that stay in registers, of panels: (columns / LANES, rows, LANES), where `block` is the room for
+// rows. So a row is a constant away from the next, and a broadcast needs no address of its own.
 #pragma once
-#include <algorithm>
-#include <utility>
 #include "vectors.h"
 
 namespace fedmoe {
 
-constexpr int LARGEST_TILE = LANES == 16 ? 6 : 2;  // rows: with four vectors each, as many as there are registers for
-
-// An entry of the left matrix is at[r * across + k * step], a row of the right one starts at at[k * stride].
-struct Left {
-  const float* at;
-  int64_t across, step;
-};
-struct Right {
-  const float* at;
-  int64_t stride;
-};
-
-template <template <int> class Tile, int... R> auto tile_for(int rows, std::integer_sequence<int, R...>) {
-  static decltype(&Tile<1>::run) const tiles[] = {Tile<R + 1>::run...};
-  return tiles[rows - 1];
-}
-
-// Calls use(function, first row, rows) for tiles of about equal height.
-template <template <int> class Tile, class Use> void in_tiles(int64_t rows, const Use& use) {
-  if (!rows) return;
-  int64_t tiles = (rows + LARGEST_TILE - 1) / LARGEST_TILE, height = (rows + tiles - 1) / tiles;
-  for (int64_t r = 0; r < rows; r += height) {
-    int here = std::min(height, rows - r);
-    use(tile_for<Tile>(here, std::make_integer_sequence<int, LARGEST_TILE>()), r, here);
+// Which example, row and column the next of a batch's pixels or tiles has: divisions cost as much as the work on one.
+struct Cursor {
+  int64_t down, across, n, i, j;
+  Cursor(int64_t down, int64_t across, int64_t at)
+      : down(down), across(across), n(at / (down * across)), i(at / across % down), j(at % across) {}
+  void advance() {
+    if (++j < across) return;
+    j = 0;
+    if (++i == down) i = 0, n++;
   }
-}
-
-template <int NV> struct OfVectors {
-  template <int R> struct Tile {
-    static void run(Left left, Right right, int64_t K, const float* start, float* result, int64_t result_stride) {
-      vec acc[R][NV] = {};
-      if (start)
-        for (int r = 0; r < R; r++)
-          for (int v = 0; v < NV; v++) acc[r][v] = load<vec>(start + v * LANES);
-      for (int64_t k = 0; k < K; k++) {
-        vec b[NV];
-        for (int v = 0; v < NV; v++) b[v] = load<vec>(right.at + k * right.stride + v * LANES);
-        for (int r = 0; r < R; r++) {
-          vec a = splat<vec>(left.at[r * left.across + k * left.step]);
-          for (int v = 0; v < NV; v++) acc[r][v] += a * b[v];
-        }
-      }
-      for (int r = 0; r < R; r++)
-        for (int v = 0; v < NV; v++) store(result + r * result_stride + v * LANES, acc[r][v]);
-    }
-  };
 };
 
-// result (rows, NV vectors) = start (or zero) + left (rows, K) right (K, NV vectors).
-template <int NV>
-void panel_product(Left left, Right right, int64_t K, int64_t rows, const float* start, float* result,
-                   int64_t result_stride) {
-  in_tiles<OfVectors<NV>::template Tile>(rows, [&](auto tile, int64_t r, int) {
-    tile({left.at + r * left.across, left.across, left.step}, right, K, start, result + r * result_stride, result_stride);
-  });
+// m (T rows, NV vectors of o) = v (T, c) u (c, o).
+template <int T, int NV>
+inline void panel_product(int64_t block, const float* v, int64_t c, const float* u, int64_t o, float* m) {
+  vec acc[T][NV] = {};
+  for (int64_t k = 0; k < c; k += LANES, v += block * LANES)
+    for (int64_t lane = 0; lane < LANES; lane++, u += o) {
+      vec weight[NV];
+      for (int n = 0; n < NV; n++) weight[n] = load<vec>(u + n * LANES);
+      for (int t = 0; t < T; t++) {
+        vec value = splat<vec>(v[t * LANES + lane]);
+        for (int n = 0; n < NV; n++) acc[t][n] += value * weight[n];
+      }
+    }
+  for (int n = 0; n < NV; n++)
+    for (int t = 0; t < T; t++) store(m + (n * block + t) * LANES, acc[t][n]);
 }
 
-// result (rows, columns) = left (rows, K) right (K, columns); columns fill whole vectors.
-inline void product(Left left, Right right, int64_t K, int64_t rows, int64_t columns, float* result,
-                    int64_t result_stride) {
+inline void panel_products(int64_t count, int64_t block, const float* v, int64_t c, const float* u, int64_t o, float* m) {
+  constexpr int WIDE = LANES == 16 ? 8 : 4;
   int64_t n = 0;
-  auto panel = [&](auto of_width) { of_width(left, Right{right.at + n, right.stride}, K, rows, nullptr, result + n, result_stride); };
-  for (; n + 4 * LANES <= columns; n += 4 * LANES) panel(panel_product<4>);
-  int64_t rest = (columns - n) / LANES;
-  if (rest == 3) panel(panel_product<3>);
-  if (rest == 2) panel(panel_product<2>);
-  if (rest == 1) panel(panel_product<1>);
+  for (; n + 2 * LANES <= o; n += 2 * LANES)
+    for (int64_t t = 0; t < count; t += WIDE)
+      panel_product<WIDE, 2>(block, v + t * LANES, c, u + n, o, m + n * block + t * LANES);
+  if (n < o)
+    for (int64_t t = 0; t < count; t += 2 * WIDE)
+      panel_product<2 * WIDE, 1>(block, v + t * LANES, c, u + n, o, m + n * block + t * LANES);
+}
+
+// g (C rows, NV vectors of o) += v^T d over the rows of both. They are summed by themselves first: two short sums round
+// less than a long one.
+template <int C, int NV>
+inline void panel_outer(int64_t count, int64_t block, const float* v, const float* d, int64_t o, float* g) {
+  vec acc[C][NV] = {};
+  for (int64_t t = 0; t < count; t++) {
+    vec weight[NV];
+    for (int n = 0; n < NV; n++) weight[n] = load<vec>(d + (n * block + t) * LANES);
+    for (int k = 0; k < C; k++) {
+      vec value = splat<vec>(v[t * LANES + k]);
+      for (int n = 0; n < NV; n++) acc[k][n] += value * weight[n];
+    }
+  }
+  for (int k = 0; k < C; k++)
+    for (int n = 0; n < NV; n++) {
+      float* to = g + k * o + n * LANES;
+      store(to, load<vec>(to) + acc[k][n]);
+    }
+}
+
+inline void panel_outers(int64_t count, int64_t block, const float* v, int64_t c, const float* d, int64_t o, float* g) {
+  constexpr int WIDE = LANES == 16 ? 8 : 4;
+  int64_t pairs = o / (2 * LANES) * 2 * LANES;  // and one vector more, or none
+  for (int64_t k = 0; k < c; k += WIDE)
+    for (int64_t n = 0; n < pairs; n += 2 * LANES)
+      panel_outer<WIDE, 2>(count, block, v + k / LANES * LANES * block + k % LANES, d + n * block, o, g + k * o + n);
+  for (int64_t k = 0; pairs < o && k < c; k += LANES)
+    panel_outer<LANES, 1>(count, block, v + k * block, d + pairs * block, o, g + k * o + pairs);
 }
 
 }  // namespace fedmoe

@@ -273,10 +273,17 @@ class _Builder:
         for self.current, other in ((second, first), (first, second)):
             norm = self._unfinished(GROUP_NORM)
             if norm and norm.second == NONE and not norm.relu and other != self.current:
-                del self.layers[self.current.layer]  # it runs now, when both are there
-                self._append(norm._replace(second=other.layer))
+                self._run_last(self.current.layer)  # when both are there
+                self._finish(norm._replace(second=other.layer))
                 return
         self._append(Layer(ADD, *first.size, *first.size, source=first.layer, second=second.layer))
+
+    def _run_last(self, key: int) -> None:
+        """A norm, and right before it its convolution, unless another layer has read that by now."""
+        norm = self.layers.pop(key)
+        if norm.source in self.layers and all(norm.source not in (o.source, o.second) for o in self.layers.values()):
+            self.layers[norm.source] = self.layers.pop(norm.source)
+        self.layers[key] = norm
 
     def _parameter(self, tensor: torch.Tensor | None) -> int:
         if tensor is None:

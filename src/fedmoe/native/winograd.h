@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 #include "layer.h"
+#include "products.h"
 #include "vectors.h"
 
 namespace fedmoe {
@@ -56,43 +57,15 @@ inline void load_tile(const Tiling& at, const float* x, int64_t c, int64_t ti, i
 
 // Tiles [begin, begin + count) of a row of examples -> points (POINTS, block, c).
 inline void input_points(const Tiling& at, const float* const* x, int64_t c, int64_t begin, int64_t count, int64_t block, float* points) {
-  for (int64_t t = 0; t < count; t++) {
-    int64_t n = (begin + t) / at.count(), tile = (begin + t) % at.count();
+  Cursor tile(at.down, at.across, begin);
+  for (int64_t t = 0; t < count; t++, tile.advance()) {
     for (int64_t k = 0; k < c; k += LANES) {
       vec d[4][4];
-      load_tile(at, x[n] + k, c, tile / at.across, tile % at.across, d);
+      load_tile(at, x[tile.n] + k, c, tile.i, tile.j, d);
       to_points(d);
       for (int p = 0; p < POINTS; p++) store(points + p * point_step(block, c) + k * block + t * LANES, d[p / 4][p % 4]);
     }
   }
-}
-
-// m (T tiles, NV vectors) = v (T, c) u (c, o), of one point.
-template <int T, int NV>
-inline void point_product(int64_t block, const float* v, int64_t c, const float* u, int64_t o, float* m) {
-  vec acc[T][NV] = {};
-  for (int64_t k = 0; k < c; k += LANES, v += block * LANES)
-    for (int64_t lane = 0; lane < LANES; lane++, u += o) {
-      vec weight[NV];
-      for (int n = 0; n < NV; n++) weight[n] = load<vec>(u + n * LANES);
-      for (int t = 0; t < T; t++) {
-        vec value = splat<vec>(v[t * LANES + lane]);
-        for (int n = 0; n < NV; n++) acc[t][n] += value * weight[n];
-      }
-    }
-  for (int n = 0; n < NV; n++)
-    for (int t = 0; t < T; t++) store(m + (n * block + t) * LANES, acc[t][n]);
-}
-
-inline void point_products(int64_t count, int64_t block, const float* v, int64_t c, const float* u, int64_t o, float* m) {
-  constexpr int WIDE = LANES == 16 ? 8 : 4;
-  int64_t n = 0;
-  for (; n + 2 * LANES <= o; n += 2 * LANES)
-    for (int64_t t = 0; t < count; t += WIDE)
-      point_product<WIDE, 2>(block, v + t * LANES, c, u + n, o, m + n * block + t * LANES);
-  if (n < o)
-    for (int64_t t = 0; t < count; t += 2 * WIDE)
-      point_product<2 * WIDE, 1>(block, v + t * LANES, c, u + n, o, m + n * block + t * LANES);
 }
 
 // A^T m A: 16 points become 2x2 pixels.
@@ -116,16 +89,16 @@ void winograd(const Tiling& at, int64_t batch, const float* const* x, int64_t c,
   for (int64_t begin = 0; begin < total; begin += block) {
     int64_t count = std::min(block, total - begin);
     input_points(at, x, c, begin, count, block, v);
-    for (int p = 0; p < POINTS; p++) point_products(count, block, v + p * point_step(block, c), c, u + p * c * o, o, m + p * point_step(block, o));
-    for (int64_t t = 0; t < count; t++) {
-      int64_t n = (begin + t) / at.count(), tile = (begin + t) % at.count();
-      int64_t top = tile / at.across * 2, left = tile % at.across * 2;
+    for (int p = 0; p < POINTS; p++) panel_products(count, block, v + p * point_step(block, c), c, u + p * c * o, o, m + p * point_step(block, o));
+    Cursor tile(at.down, at.across, begin);
+    for (int64_t t = 0; t < count; t++, tile.advance()) {
+      int64_t top = 2 * tile.i, left = 2 * tile.j;
       for (int64_t k = 0; k < o; k += LANES) {
         vec out[2][2];
         output_tile(m + k * block + t * LANES, point_step(block, o), out);
         for (int i = 0; i < 2 && top + i < at.h; i++)
           for (int j = 0; j < 2 && left + j < at.w; j++) {
-            float* to = y[n] + ((top + i) * at.w + left + j) * o + k;
+            float* to = y[tile.n] + ((top + i) * at.w + left + j) * o + k;
             store(to, ADD ? load<vec>(to) + out[i][j] : out[i][j]);
           }
       }
@@ -135,14 +108,14 @@ void winograd(const Tiling& at, int64_t batch, const float* const* x, int64_t c,
 
 // Gradients by the 2x2 outputs of tiles -> A dy A^T; the pixels of a cut tile that are not there are zero.
 inline void output_points(const Tiling& at, const float* const* dy, int64_t o, int64_t begin, int64_t count, int64_t block, float* points) {
-  for (int64_t t = 0; t < count; t++) {
-    int64_t n = (begin + t) / at.count(), tile = (begin + t) % at.count();
-    int64_t top = tile / at.across * 2, left = tile % at.across * 2;
+  Cursor tile(at.down, at.across, begin);
+  for (int64_t t = 0; t < count; t++, tile.advance()) {
+    int64_t top = 2 * tile.i, left = 2 * tile.j;
     for (int64_t k = 0; k < o; k += LANES) {
       vec d[2][2] = {};
       for (int i = 0; i < 2 && top + i < at.h; i++)
         for (int j = 0; j < 2 && left + j < at.w; j++)
-          d[i][j] = load<vec>(dy[n] + ((top + i) * at.w + left + j) * o + k);
+          d[i][j] = load<vec>(dy[tile.n] + ((top + i) * at.w + left + j) * o + k);
       vec r[4][2];
       for (int j = 0; j < 2; j++) r[0][j] = d[0][j], r[1][j] = d[0][j] + d[1][j], r[2][j] = d[0][j] - d[1][j], r[3][j] = -d[1][j];
       float* to = points + k * block + t * LANES;
@@ -156,35 +129,6 @@ inline void output_points(const Tiling& at, const float* const* dy, int64_t o, i
   }
 }
 
-// g (C rows of o, NV vectors) += v^T d over tiles, of one point.
-template <int C, int NV>
-inline void outer_product(int64_t count, int64_t block, const float* v, const float* d, int64_t o, float* g) {
-  vec acc[C][NV] = {};
-  for (int64_t t = 0; t < count; t++) {
-    vec weight[NV];
-    for (int n = 0; n < NV; n++) weight[n] = load<vec>(d + (n * block + t) * LANES);
-    for (int k = 0; k < C; k++) {
-      vec value = splat<vec>(v[t * LANES + k]);
-      for (int n = 0; n < NV; n++) acc[k][n] += value * weight[n];
-    }
-  }
-  for (int k = 0; k < C; k++)
-    for (int n = 0; n < NV; n++) {
-      float* to = g + k * o + n * LANES;
-      store(to, load<vec>(to) + acc[k][n]);
-    }
-}
-
-inline void outer_products(int64_t count, int64_t block, const float* v, int64_t c, const float* d, int64_t o, float* g) {
-  constexpr int WIDE = LANES == 16 ? 8 : 4;
-  int64_t pairs = o / (2 * LANES) * 2 * LANES;  // and one vector more, or none
-  for (int64_t k = 0; k < c; k += WIDE)
-    for (int64_t n = 0; n < pairs; n += 2 * LANES)
-      outer_product<WIDE, 2>(count, block, v + k / LANES * LANES * block + k % LANES, d + n * block, o, g + k * o + n);
-  for (int64_t k = 0; pairs < o && k < c; k += LANES)
-    outer_product<LANES, 1>(count, block, v + k * block, d + pairs * block, o, g + k * o + pairs);
-}
-
 // g (POINTS, c, o) += what the tiles of a row of examples give.
 inline void winograd_weight_gradient(const Tiling& at, int64_t batch, const float* const* x, int64_t c,
                                      const float* const* dy, int64_t o, float* g, int64_t block, float* room) {
@@ -195,7 +139,7 @@ inline void winograd_weight_gradient(const Tiling& at, int64_t batch, const floa
     input_points(at, x, c, begin, count, block, v);
     output_points(at, dy, o, begin, count, block, d);
     for (int p = 0; p < POINTS; p++)
-      outer_products(count, block, v + p * point_step(block, c), c, d + p * point_step(block, o), o, g + p * c * o);
+      panel_outers(count, block, v + p * point_step(block, c), c, d + p * point_step(block, o), o, g + p * c * o);
   }
 }
 
@@ -257,36 +201,38 @@ inline float* points_room(const Layer& a, Scratch& scratch) {
   return scratch.floats(2, POINTS * (point_step(BLOCK, a.c) + point_step(BLOCK, a.oc)));
 }
 
-inline void winograd_forward(const Layer& a, const float* weight, const float* bias, int64_t batch, const float* const* x,
-                             float* out, int64_t out_stride, Scratch& scratch) {
-  float* u = scratch.floats(0, POINTS * a.c * a.oc);
-  weight_points(weight, a.c, a.oc, false, u);
-  std::vector<float*> y(batch);
-  for (int64_t n = 0; n < batch; n++) y[n] = out + n * out_stride;
-  winograd<false>(Tiling(a.h, a.w), batch, x, a.c, u, a.oc, y.data(), BLOCK, points_room(a, scratch));
-  for (int64_t n = 0; (bias || a.relu) && n < batch; n++)
-    for (int64_t p = 0; p < a.h * a.w; p++)
-      for (int64_t o = 0; o < a.oc; o++) {
-        float v = y[n][p * a.oc + o] + (bias ? bias[o] : 0.f);
-        y[n][p * a.oc + o] = a.relu && v <= 0 ? 0.f : v;
-      }
-}
+// The convolution with its weights ready.
+struct WinogradForward {
+  const Layer& a;
+  float *u, *room;
 
-inline void winograd_backward(const Layer& a, const float* weight, int64_t batch, const float* const* x, const float* dy,
-                              int64_t dy_stride, float* d_weight, float* dx, int64_t dx_stride, bool add,
-                              Scratch& scratch) {
-  Tiling at(a.h, a.w);
-  float *u = scratch.floats(0, POINTS * a.c * a.oc), *g = scratch.floats(1, POINTS * a.c * a.oc);
-  std::vector<const float*> up(batch);
-  for (int64_t n = 0; n < batch; n++) up[n] = dy + n * dy_stride;
-  memset(g, 0, POINTS * a.c * a.oc * sizeof(float));
-  winograd_weight_gradient(at, batch, x, a.c, up.data(), a.oc, g, BLOCK, points_room(a, scratch));
-  gradient_of_points(g, a.c, a.oc, d_weight);
-  if (!dx) return;
-  weight_points(weight, a.c, a.oc, true, u);
-  std::vector<float*> down(batch);
-  for (int64_t n = 0; n < batch; n++) down[n] = dx + n * dx_stride;
-  (add ? winograd<true> : winograd<false>)(at, batch, up.data(), a.oc, u, a.c, down.data(), BLOCK, points_room(a, scratch));
-}
+  WinogradForward(const Layer& a, const float* weight, Scratch& scratch)
+      : a(a), u(scratch.floats(0, POINTS * a.c * a.oc)), room(points_room(a, scratch)) {
+    weight_points(weight, a.c, a.oc, false, u);
+  }
+  void operator()(int64_t batch, const float* const* x, float* const* y) const {
+    winograd<false>(Tiling(a.h, a.w), batch, x, a.c, u, a.oc, y, BLOCK, room);
+  }
+};
+
+// Both gradients, of examples in several parts; the one by the weights is there in the end.
+struct WinogradBackward {
+  const Layer& a;
+  float *u, *g, *room;
+  bool add;
+
+  WinogradBackward(const Layer& a, const float* weight, bool input_too, bool add, Scratch& scratch)
+      : a(a), u(scratch.floats(0, POINTS * a.c * a.oc)), g(scratch.floats(1, POINTS * a.c * a.oc)),
+        room(points_room(a, scratch)), add(add) {
+    memset(g, 0, POINTS * a.c * a.oc * sizeof(float));
+    if (input_too) weight_points(weight, a.c, a.oc, true, u);
+  }
+  void operator()(int64_t batch, const float* const* x, const float* const* dy, float* const* dx) const {
+    Tiling at(a.h, a.w);
+    winograd_weight_gradient(at, batch, x, a.c, dy, a.oc, g, BLOCK, room);
+    if (dx) (add ? winograd<true> : winograd<false>)(at, batch, dy, a.oc, u, a.c, dx, BLOCK, room);
+  }
+  void finish(float* d_weight) const { gradient_of_points(g, a.c, a.oc, d_weight); }
+};
 
 }  // namespace fedmoe

@@ -55,7 +55,7 @@ def kernel_notes(networks: Sequence[Network], backend: Backend) -> list[str]:
 def reason(networks: Sequence[Network], backend: Backend) -> str:
     """Why `choose_backend` says so, in a sentence for the user."""
     if backend == "native":
-        return "every network is a chain of layers that the native kernels know"
+        return "the native kernels know every layer of every network"
     obstacles = [f"the {network.name} cannot run natively: {network.obstacle}" for network in networks]
     first = next(text for text, network in zip(obstacles, networks, strict=True) if network.obstacle)
     general = (
