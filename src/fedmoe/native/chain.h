@@ -6,6 +6,7 @@
 #include "conv.h"
 #include "dense.h"
 #include "layer.h"
+#include "lstm.h"
 #include "norm.h"
 #include "simple_layers.h"
 
@@ -25,6 +26,7 @@ struct Tape {
     int64_t notes = 0;
     if (a.remembers_places()) notes = (batch * a.out_size() + 3) / 4 + 4;  // and a vector of bytes more
     if (a.kind == GROUP_NORM) notes = 2 * batch * a.groups;
+    if (a.kind == LSTM) notes = Recurrent(a).tape_size(batch);
     return batch * a.out_stride() + round_up(notes, 16);
   }
   float* output(const Layer* layers, int64_t l) const { return memory + size(layers, l, batch); }
@@ -230,6 +232,7 @@ inline void Chain::normed_conv_backward(int64_t l, const float* const* params, f
 inline void Chain::forward_layer(const Layer& a, const float* const* params, int64_t batch, const float* const* x,
                                  const float* const* added, float* y, float* notes) const {
   const float *weight = param(params, a.weight), *bias = param(params, a.bias);
+  if (a.kind == LSTM) return lstm_forward(a, params, batch, x, y, notes, *scratch);
   if (a.kind == DENSE) dense_forward(weight, bias, a.c, a.oc, batch, x, y, a.out_stride());
   for (int64_t b = 0; b < batch; b++) {
     float* out = y + b * a.out_stride();
@@ -262,6 +265,7 @@ inline void Chain::backward_layer(const Layer& a, const float* const* params, fl
   if (a.kind == CONV)
     return conv_backward(a, weight, batch, x, [&](int64_t begin, int64_t) { return dy + begin * stride; }, stride,
                          (const uint8_t*)notes, d_weight, d_bias, down.to, down.stride, down.add, *scratch);
+  if (a.kind == LSTM) return lstm_backward(a, params, grads, batch, x, notes, dy, down.to, down.stride, *scratch);
   if (a.kind == DENSE) {
     int64_t rows = std::max(a.oc, batch);
     return dense_backward(weight, a.c, a.oc, batch, x, dy, stride, d_weight, d_bias, down.to, down.stride,
@@ -291,7 +295,7 @@ inline void Chain::backward_layer(const Layer& a, const float* const* params, fl
 
 static void clear_embeddings(const Chain& chain, float* const* grads, const int64_t* sizes) {
   for (int64_t l = 0; l < chain.count; l++)
-    if (chain.layers[l].kind == EMBEDDING_MEAN)
+    if (chain.layers[l].reads_words())
       memset(grads[chain.layers[l].weight], 0, sizes[chain.layers[l].weight] * sizeof(float));
 }
 

@@ -9,7 +9,7 @@
 namespace fedmoe {
 
 enum Kind : int64_t { CONV, DENSE, MAX_POOL, AVERAGE_POOL, RELU, SIGMOID, TANH, TO_CHANNELS_FIRST, EMBEDDING_MEAN,
-                      GROUP_NORM, ADD, SUBSAMPLE };
+                      GROUP_NORM, ADD, SUBSAMPLE, LSTM };
 
 constexpr int64_t INPUT = -1, NONE = -2;  // instead of the number of a layer: the network's input, nothing
 
@@ -40,6 +40,8 @@ struct Layer {
     memcpy(&value, &epsilon_bits, sizeof value);
     return value;
   }
+  bool reads_words() const { return (kind == EMBEDDING_MEAN || kind == LSTM) && weight >= 0; }
+  int64_t word_width() const { return kind == LSTM ? qh : oc; }
   bool is_pooled() const { return qh * qw > 1 || rh > 1 || rw > 1; }
   // A convolution whose gradient is at most pixels and fills vectors: both of its gradients visit all of them.
   bool is_dense_conv() const { return kind == CONV && !is_pooled() && oc >= LANES; }

@@ -10,14 +10,17 @@ import math
 import operator
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from fedmoe.native import recurrent
+from fedmoe.native.recurrent import READ_OUTS, Recurrence, recurrence_of
+
 CONV, DENSE, MAX_POOL, AVERAGE_POOL, RELU, SIGMOID, TANH, TO_CHANNELS_FIRST, EMBEDDING_MEAN = range(9)
-GROUP_NORM, ADD, SUBSAMPLE = range(9, 12)
+GROUP_NORM, ADD, SUBSAMPLE, LSTM = range(9, 13)
 
 INPUT, NONE = -1, -2  # instead of the number of a layer
 
@@ -34,6 +37,7 @@ _NAMES = (
     "group norm",
     "sum",
     "subsample",
+    "lstm",
 )
 
 MOST_WORDS = 2**24  # words travel to the kernels as float32, beside all other inputs
@@ -75,8 +79,24 @@ class Layer(NamedTuple):
     def output(self) -> Size:
         return self.oc, self.oh, self.ow
 
+    @property
+    def reads_words(self) -> bool:
+        return self.kind in (EMBEDDING_MEAN, LSTM) and self.weight >= 0
+
+    @property
+    def params(self) -> set[int]:
+        """Of an LSTM `bias` is the first parameter of its cells, of which each has its biases or none."""
+        if self.kind == LSTM:
+            return {self.weight, *range(self.bias, self.bias + self.kh * self.kw * (4 if self.pw else 2))} - {-1}
+        return {self.weight, self.bias} - {-1}
+
     def describe(self) -> str:
         name = _NAMES[self.kind]
+        if self.kind == LSTM:
+            words = f"embedding {self.qh} + " if self.reads_words else ""
+            way = " in both directions" if self.kw == 2 else ""
+            deep = f", {self.kh} levels" if self.kh > 1 else ""
+            return f"{words}{name} {self.oc // self.kw}{way}{deep}, {READ_OUTS[self.sh]} -> {self.oc}"
         kernel = f" {self.kh}x{self.kw}" if self.kind in (CONV, MAX_POOL, AVERAGE_POOL) else ""
         pool = f" + max pool {self.qh}x{self.qw}" if self.qh * self.qw > 1 else ""
         pool += f" of {self.groups}" if self.kind == GROUP_NORM else ""
@@ -101,10 +121,10 @@ class Unsupported(Exception):  # noqa: N818 (not an error: PyTorch takes over)
 
 def program_of(module: nn.Module, input_shape: tuple[int, ...]) -> Program:
     """Raises Unsupported with the reason."""
-    if len(input_shape) not in (1, 3):
+    if len(input_shape) not in (1, 2, 3):
         raise Unsupported(f"examples of shape {input_shape} are neither vectors nor images")
-    size: Size = (input_shape[0], 1, 1) if len(input_shape) == 1 else (input_shape[0], input_shape[1], input_shape[2])
-    builder = _Builder(_Value(INPUT, size, flat=len(input_shape) == 1), _names(module))
+    size = cast(Size, (*input_shape, 1, 1)[:3])
+    builder = _Builder(_Value(INPUT, size, flat=len(input_shape) == 1), len(input_shape), _names(module))
     output = builder.run(_traced(module))
     if not output.flat or not builder.layers:
         raise Unsupported("its output is not a vector per example")
@@ -128,10 +148,9 @@ def _names(module: nn.Module) -> dict[int, str]:
 
 def _traced(module: nn.Module) -> fx.GraphModule:
     try:
-        traced = fx.symbolic_trace(nn.Sequential(module))  # within another one a single layer is a step too
+        traced = recurrent.traced(nn.Sequential(module))  # within another one a single layer is a step too
     except Exception as error:  # whatever user code raises when it is traced
         raise Unsupported(f"its forward cannot be traced ({type(error).__name__})") from error
-    traced.graph.eliminate_dead_code()
     return traced
 
 
@@ -147,8 +166,8 @@ class _Value(NamedTuple):
 class _Builder:
     """One step of the trace after another becomes a layer, or a part of the layer before it."""
 
-    def __init__(self, given: _Value, names: dict[int, str]) -> None:
-        self.current, self.names = given, names
+    def __init__(self, given: _Value, input_axes: int, names: dict[int, str]) -> None:
+        self.current, self.input_axes, self.names = given, input_axes, names
         self.layers: dict[int, Layer] = {}  # in the order in which they run; `source` and `second` are keys
         self.params: list[str] = []
         self.keys = itertools.count()
@@ -204,7 +223,13 @@ class _Builder:
 
     def add(self, node: fx.Node, module: nn.Module | None) -> None:
         step = module if module is not None else node.target
-        if isinstance(module, nn.Conv2d):
+        if (recurrence := recurrence_of(module)) is not None:
+            self._recurrence(recurrence)
+        elif isinstance(module, nn.Identity) or _is_nothing(module):
+            pass
+        elif self.input_axes == 2 and self.current.layer == INPUT:
+            raise Unsupported(f"examples of shape {self.size[:2]} are neither vectors nor images, nor for an LSTM")
+        elif isinstance(module, nn.Conv2d):
             self._conv(module)
         elif isinstance(module, nn.Linear):
             self._linear(module)
@@ -236,7 +261,7 @@ class _Builder:
             self._pool_call(node)
         elif self._flattens(step, node):
             self._flatten()
-        elif not (isinstance(module, nn.Identity) or _is_nothing(module)):
+        else:
             raise Unsupported(f"it has a {_label(step)}")
 
     def _add(self, node: fx.Node, inputs: list[_Value]) -> None:
@@ -299,6 +324,31 @@ class _Builder:
             raise Unsupported(f"it has an EmbeddingBag of {bag.num_embeddings} rows, more than float32 counts exactly")
         at = self._parameter(bag.weight)
         self._append(self._layer(EMBEDDING_MEAN, (bag.embedding_dim, 1, 1), weight=at))
+
+    def _recurrence(self, found: Recurrence) -> None:
+        """The fields of a layer as `Recurrent` in lstm_rows.h reads them."""
+        if found.obstacle:
+            raise Unsupported(f"it has {found.obstacle}")
+        words = found.embedding
+        if self.current.layer != INPUT or self.input_axes != (2 if words is None else 1):
+            raise Unsupported("it has an LSTM of something else than its input, words or vectors one after another")
+        if words is not None and words.num_embeddings > MOST_WORDS:
+            raise Unsupported(f"it has an Embedding of {words.num_embeddings} rows, more than float32 counts exactly")
+        embedded = self.size[1] if words is None else words.embedding_dim
+        if embedded != found.lstms[0].input_size:
+            raise Unsupported(f"an LSTM for {found.lstms[0].input_size} inputs would get {embedded}")
+        at = self._parameter(None if words is None else words.weight)
+        first, *_ = [self._parameter(parameter) for parameter in found.parameters()]
+        frozen_row = -1 if words is None or words.padding_idx is None else words.padding_idx
+        layer = self._layer(
+            LSTM, (found.width, 1, 1), kh=found.levels, kw=found.directions, sh=found.read_out, sw=int(found.ragged),
+            ph=int(found.lstms[0].bidirectional), pw=int(found.lstms[0].bias), qh=embedded, qw=frozen_row, weight=at,
+            bias=first,
+        )  # fmt: skip
+        self._append(layer)
+        self.current = self.current._replace(flat=True)
+        if found.head is not None:
+            self._linear(found.head)
 
     def _norm(self, norm: nn.GroupNorm | nn.LayerNorm, size: Size, groups: int) -> None:
         where = self._parameter(norm.weight), self._parameter(norm.bias)
