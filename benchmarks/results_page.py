@@ -21,8 +21,9 @@ from recovered_groups import HOW, recovered
 from stored_runs import Run, load, store
 
 from fedmoe.evaluation.summary import interval, summarise
+from fedmoe.report.grid import GridPoint
 from fedmoe.report.runs import StoredRun
-from fedmoe.report.sweep import GridPoint, entry_text, part_tables
+from fedmoe.report.sweep import entry_text, part_tables
 from fedmoe.sweeps.reproduction import Reproduction, choose, find
 from fedmoe.sweeps.reproduction import beside as paper_part
 

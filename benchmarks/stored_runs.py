@@ -1,5 +1,6 @@
 """Finished runs as small JSON files: what each was, with which code and settings, and its scores by client."""
 
+import itertools
 import json
 import shlex
 from collections.abc import Iterator, Sequence
@@ -33,9 +34,11 @@ def store(into: Path, folders: Sequence[Path], commit: str, command: str | None 
     """
     into.mkdir(parents=True, exist_ok=True)
     left_out, taken = [], set()
-    for name, folder in (pair for folder in folders for pair in named_runs(folder)):
+    for name, folder in itertools.chain.from_iterable(map(named_runs, folders)):
         if name in taken:
-            left_out.append(f"{folder}: a run called {name} is stored already. Store one of the two under another NAME.")
+            left_out.append(
+                f"{folder}: a run called {name} is stored already. Store one of the two under another NAME."
+            )
             continue
         try:
             results = read_results(folder)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fedmoe.sweeps.plan import Cell
     from fedmoe.sweeps.reproduction import Reproduction
 
-QUICK_EPOCHS = 20  # of a common expert, in a quick reproduction
-
 Processes = Annotated[int | None, typer.Option("--processes", help="Runs side by side. Default: one per core.", min=1)]
 Home = Annotated[
     Path, typer.Option("--dir", parser=path, metavar="FOLDER", help="Where the runs live. Default: runs/reproduce.")
@@ -85,13 +83,14 @@ def reproduce_command(
     for one in chosen:
         numbers = range(seeds) if seeds is not None else [0] if quick else one.seeds
         cells = one.cells(directory, numbers, quick=quick)
-        if one.pretrain_epochs:
+        if epochs := one.epochs(quick=quick):
             from fedmoe.sweeps.preparation import pretrain_missing
 
-            for words in pretrain_missing(cells, QUICK_EPOCHS if quick else one.pretrain_epochs):
+            for words in pretrain_missing(cells, epochs):
                 console.print(f"{one.name}: {words}", highlight=False)
         planned.append((one, cells))
-    failures = _run([cell for _, cells in planned for cell in cells], processes)
+    by_folder = {cell.directory: cell for _, cells in planned for cell in cells}  # figures may share runs
+    failures = _run(list(by_folder.values()), processes)
     problems = [words for one, cells in planned for words in _report(one, cells, failures, directory, quick)]
     if problems:
         raise RunError(f"{len(problems)} runs could not be made; they are named above and in the reports.")

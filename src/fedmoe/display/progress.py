@@ -52,8 +52,8 @@ class RunProgress:
                 self._console.print(f"{label}: finished before, showing its results")
             elif event.rounds_of:
                 self._console.print(
-                    f"{label}: its {event.rounds} rounds are those of {event.rounds_of}, trained once for both; it starts "
-                    "from their end"
+                    f"{label}: its {event.rounds} rounds are those of {event.rounds_of}, trained once for both; it "
+                    "starts from their end"
                 )
             elif event.resumed_from == event.rounds > 0:
                 self._console.print(f"{label}: its {event.rounds} rounds are done; going on with what follows them")

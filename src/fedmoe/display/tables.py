@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fedmoe.data.available import SourceStatus
     from fedmoe.explain import Explanation
     from fedmoe.partition.split import Split
-    from fedmoe.report.sweep import GridPoint, PaperPart
+    from fedmoe.report.grid import GridPoint
+    from fedmoe.report.sweep import PaperPart
     from fedmoe.sweeps.cost import Cost
     from fedmoe.sweeps.reproduction import Reproduction
 

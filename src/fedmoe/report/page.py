@@ -16,7 +16,7 @@ from markupsafe import Markup
 from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
-from fedmoe.report import calibration, clients, figures
+from fedmoe.report import calibration, clients, expert_figures, figures
 from fedmoe.report.choices import choice_sections
 from fedmoe.report.figures import Figure
 from fedmoe.report.markdown import class_blocks, figure_text, metric_text
@@ -50,13 +50,15 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         "own_global": clients.own_global(results),
         "strips": clients.strips(results),
         "worth_figure": clients.worth_figure(worth),
-        "learning_curves": figures.learning_curves(results),
+        "learning_curves": figures.learning_curves(methods),
         "training_loss": figures.training_loss(results),
         "split": figures.split_map(counted) if counted else None,
         "reliability": calibration.reliability(results),
         "bytes_sent": figures.bytes_sent(first),
     }
-    experts = [figure for method, run in first for figure in figures.expert_figures(method, run)]
+    over_rounds = [expert_figures.expert_accuracy(methods), expert_figures.divergence(methods)]
+    experts = [figure for method, run in first for figure in expert_figures.expert_figures(method, run)]
+    experts += [figure for figure in over_rounds if figure]
     drawn = [figure for figure in (*shown.values(), *experts) if figure]
     merit = figure_of(results)
     data = {
