@@ -37,20 +37,21 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
         caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
     rows = summarise(results)
-    new_clients = [part for part in ("unseen", "tuning", "pooled") if any(row[part] for row in rows)]
+    possible = ("global_validation", "unseen", "tuning", "pooled")
+    more = [part for part in possible if any(row[part] for row in rows)]
     table.add_column("method", overflow="fold")  # wraps first, being the widest
     metrics = _metrics(rows) if len(_metrics(rows)) <= FEW_METRICS else []
     for column in (
         "own data",
         "global",
-        *new_clients,
+        *(part.replace("_", " ") for part in more),
         "worst 10%",
         "spread",
         *(escape(title_of(name)) for name in metrics),
     ):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
-        cells = [score_text(row[part], figure) for part in ("own", "global", *new_clients)]
+        cells = [score_text(row[part], figure) for part in ("own", "global", *more)]
         cells += [figure_text(row["own"], key, figure) for key in ("worst_decile", "spread")]
         table.add_row(escape(row["title"]), *cells, *(metric_text(row["metrics"].get(name)) for name in metrics))
     return table
@@ -119,6 +120,8 @@ def split_facts(split: "Split", counts: NDArray[np.int64]) -> str:
         for name, part in (("train", split.train), ("validation", split.validation), ("own test", split.test))
     ]
     lines.append(f"global test {len(split.global_test):,}")
+    if len(split.global_validation):
+        lines.append(f"global validation {len(split.global_validation):,}, which no client holds")
     if split.domains is not None:
         held = ", ".join(f"{domain}: {number}" for domain, number in enumerate(np.bincount(split.domains)))
         lines.append(f"domains     {held} clients")

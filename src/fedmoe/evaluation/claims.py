@@ -13,11 +13,12 @@ from fedmoe.evaluation.summary import final_model, interval
 
 LEAST_SEEDS = 4
 PARTS = {
-    "own": ("own", False), "global": ("global", False), "unseen": ("own", True), "tuning": ("tuning", True),
+    "own": ("own", False), "global": ("global", False), "unseen": ("own", True),
+    "global_validation": ("global_validation", False), "tuning": ("tuning", True),
     "pooled": ("pooled", True),
 }  # fmt: skip
 
-Part = Literal["own", "global", "unseen", "tuning", "pooled"]
+Part = Literal["own", "global", "global_validation", "unseen", "tuning", "pooled"]
 Model = Literal["final", "before"]  # what clients end with, or the state before they personalise
 Verdict = Literal["holds", "does not hold", "undecided"]
 

@@ -27,6 +27,7 @@ from fedmoe.report.runs import StoredRun
 PARTS = {
     "own": "Own data",
     "global": "Global test",
+    "global_validation": "Balanced validation data",
     "unseen": "Unseen clients",
     "tuning": "Clients for tuning",
     "pooled": "New client, pooled data",

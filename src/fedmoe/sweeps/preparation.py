@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedmoe.config import ExperimentConfig
 from fedmoe.storage.files import make_private_folder
@@ -21,7 +22,7 @@ def with_common_expert(cell: Cell, folder: Path, epochs: int) -> Cell:
     if config.common_expert is None:
         return cell
     file = (folder / f"common-{_digest(config, epochs)}-seed{config.seed}.safetensors").absolute()
-    changes = {"common_expert": config.common_expert.model_copy(update={"weights": file})}
+    changes: dict[str, Any] = {"common_expert": config.common_expert.model_copy(update={"weights": file})}
     if config.model.start_from is not None and config.model.start_from.name == PLACE:
         changes["model"] = config.model.model_copy(update={"start_from": file})
     return cell._replace(config=config.model_copy(update=changes))
