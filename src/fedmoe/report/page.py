@@ -22,6 +22,7 @@ from fedmoe.report.figures import Figure
 from fedmoe.report.markdown import class_blocks, figure_text, metric_text
 from fedmoe.report.methods import Method, Row, group, rejected_updates
 from fedmoe.report.notes import notes
+from fedmoe.report.privacy import COLUMNS, SUMMARY, privacy_section
 from fedmoe.report.runs import StoredRun
 
 PARTS = {
@@ -83,6 +84,8 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         calibration=calibration.calibration_table(results),
         choices=choice_sections(results),
         traffic=_traffic(methods),
+        privacy=privacy_section(methods),
+        privacy_columns={"summary": SUMMARY, "client": COLUMNS},
         configs=_configs(results),
         made_by=made_by(results),
         **shown,
