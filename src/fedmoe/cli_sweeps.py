@@ -91,6 +91,11 @@ def reproduce_command(
         planned.append((one, cells))
     by_folder = {cell.directory: cell for _, cells in planned for cell in cells}  # figures may share runs
     failures = _run(list(by_folder.values()), processes)
+    for one, cells in planned:
+        if one.audit:
+            from fedmoe.sweeps.preparation import audit_missing
+
+            audit_missing(cells)
     problems = [words for one, cells in planned for words in _report(one, cells, failures, directory, quick)]
     if problems:
         raise RunError(f"{len(problems)} runs could not be made; they are named above and in the reports.")
@@ -134,13 +139,17 @@ def _write(cells: "Sequence[Cell]", home: Path, title: str, failures: dict[str, 
 
 
 def _show(points: list, home: Path, title: str, problems: list[str], paper: "PaperPart | None") -> None:  # type: ignore[type-arg]
-    from fedmoe.display.tables import grid_tables
+    from fedmoe.display.tables import audit_table, grid_tables
+    from fedmoe.report.grid import words_of
     from fedmoe.report.sweep import write_grid
 
     for problem in problems:
         console.print(escape(problem), style="red", highlight=False)
     written = write_grid(points, home, title, problems, paper)
     console.print(*grid_tables(points, paper))
+    for point in points:
+        for run in (run for run in point.runs if run.labels_audit):
+            console.print(escape(words_of(point.point)), audit_table(dict(run.labels_audit)))
     console.print(f"Report: [bold]{escape(str(written))}[/bold]")
 
 

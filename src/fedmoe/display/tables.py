@@ -206,7 +206,7 @@ def grid_tables(points: "Sequence[GridPoint]", paper: "PaperPart | None" = None)
 
     tables = []
     for found in part_tables(points, paper):
-        table = Table(title=f"{found.title}, mean ± 95%" + (" (published)" if paper else ""))
+        table = Table(title=f"{found.title}, mean ± 95%" + (" (published)" if paper and paper.published else ""))
         for name in (*found.keys, *found.methods):
             table.add_column(escape(name), justify="right", overflow="fold")
         for values, entries in found.rows:

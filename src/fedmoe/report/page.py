@@ -19,6 +19,7 @@ from fedmoe.evaluation.summary import RunRecord, summarise
 from fedmoe.report import calibration, clients, expert_figures, figures
 from fedmoe.report.choices import choice_sections
 from fedmoe.report.figures import Figure
+from fedmoe.report.leakage import leakage_section
 from fedmoe.report.markdown import class_blocks, figure_text, metric_text
 from fedmoe.report.methods import Method, Row, group, rejected_updates
 from fedmoe.report.notes import notes
@@ -61,7 +62,8 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
     over_rounds = [expert_figures.expert_accuracy(methods), expert_figures.divergence(methods)]
     experts = [figure for method, run in first for figure in expert_figures.expert_figures(method, run)]
     experts += [figure for figure in over_rounds if figure]
-    drawn = [figure for figure in (*shown.values(), *experts) if figure]
+    leakage = leakage_section([(method.title, run) for method, run in first])
+    drawn = [figure for figure in (*shown.values(), *experts, *(leakage.figures if leakage else ())) if figure]
     merit = figure_of(results)
     data = {
         "merit": {"name": merit.name, "percent": merit.percent, "higher": merit.higher_is_better},
@@ -84,6 +86,7 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         calibration=calibration.calibration_table(results),
         choices=choice_sections(results),
         traffic=_traffic(methods),
+        leakage=leakage,
         privacy=privacy_section(methods),
         privacy_columns={"summary": SUMMARY, "client": COLUMNS},
         configs=_configs(results),

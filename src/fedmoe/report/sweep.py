@@ -9,8 +9,9 @@ from fedmoe.errors import RunError
 from fedmoe.evaluation.claims import Model, Part, by_seed
 from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import interval
-from fedmoe.report.grid import GridPoint, values_of
+from fedmoe.report.grid import GridPoint, values_of, words_of
 from fedmoe.report.grid_figures import grid_figures
+from fedmoe.report.leakage import leakage_section
 from fedmoe.report.methods import group
 from fedmoe.report.page import PARTS, made_by, page
 from fedmoe.storage.files import make_private_folder, write_atomically
@@ -86,14 +87,20 @@ def render_grid(points: Sequence[GridPoint], title: str, problems: Sequence[str]
     model, metric = how_read(paper)
     merit = figure_of(results, metric)
     drawn = grid_figures(points, model, metric)
+    leakage = leakage_section(
+        [(f"{run.results['title']}, {words_of(point.point)}", run) for point in points for run in point.runs]
+    )
     data = {
         "merit": {"name": merit.name, "percent": merit.percent, "higher": merit.higher_is_better},
         "methods": [method.title for method in group(results, every_answer=True)],
-        "figures": {figure.name: {"kind": figure.kind, **figure.data} for figure in drawn},
+        "figures": {
+            figure.name: {"kind": figure.kind, **figure.data}
+            for figure in (*drawn, *(leakage.figures if leakage else ()))
+        },
     }
     tables = part_tables(points, paper)
     return page(
-        "grid.html", data, title=title, tables=tables, figures=drawn, paper=paper, problems=problems,
+        "grid.html", data, title=title, tables=tables, figures=drawn, paper=paper, problems=problems, leakage=leakage,
         merit=merit, made_by=made_by(results), seeds=len({run["seed"] for run in results}),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What must be there before the cells of a reproduction can run: common experts, one for each seed.
+"""What a reproduction needs beside its runs: common experts before them, one for each seed; audits after them.
 
 Cells that need the same one share it: its file is named by all that its weights depend on.
 """
@@ -11,7 +11,8 @@ from typing import Any
 
 from fedmoe.config import ExperimentConfig
 from fedmoe.storage.files import make_private_folder
-from fedmoe.sweeps.plan import Cell
+from fedmoe.storage.rundir import RunDirectory
+from fedmoe.sweeps.plan import Cell, is_finished
 
 PLACE = "{common}"  # in a setting that names a file: the common expert's
 
@@ -56,3 +57,12 @@ def pretrain_missing(cells: Sequence[Cell], epochs: int) -> Iterator[str]:
             "" if made.reached else f", though {common.until_accuracy:.0%} were asked for: {epochs} epochs ended it"
         )
         yield f"{words} after {made.epoch.number} epochs{missed}"
+
+
+def audit_missing(cells: Sequence[Cell]) -> None:
+    """Audit what a server could read of labels, of finished runs that were not."""
+    from fedmoe.audit import audit_labels
+
+    for cell in cells:
+        if is_finished(cell) and not RunDirectory(cell.directory).labels_audit.exists():
+            audit_labels(cell.directory)

@@ -63,6 +63,7 @@ class Reproduction(Section):
     quick: str  # a config of the same algorithms on data that is always there, a matter of seconds
     quick_grid: dict[str, tuple[Any, ...]] | None = None  # default: the last point of the grid
     model: Model = "final"
+    audit: Literal["labels"] | None = None  # of every run, when it is finished
     metric: Literal["right_choice"] | None = None  # what the numbers are, where they are not accuracies or errors
     differs: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
