@@ -105,7 +105,7 @@ def _report(
     one: "Reproduction", cells: "Sequence[Cell]", failures: dict[str, str], directory: Path, quick: bool
 ) -> list[str]:
     from fedmoe.sweeps.outcome import gather
-    from fedmoe.sweeps.reproduction import beside
+    from fedmoe.sweeps.reproduction import alone, beside
 
     points, problems = gather(cells, failures)
     console.rule(f"{one.name}: {escape(one.title)}")
@@ -113,7 +113,7 @@ def _report(
         console.print(escape("; ".join(problems)), style="red")
     else:
         title = one.title + (" (quick: small data, not the paper's)" if quick else "")
-        _show(points, one.folder(directory, quick=quick), title, problems, None if quick else beside(one, points))
+        _show(points, one.folder(directory, quick=quick), title, problems, alone(one) if quick else beside(one, points))
     return problems
 
 

@@ -11,7 +11,7 @@ from fedmoe.errors import ConfigError
 from fedmoe.report.grid import GridPoint
 from fedmoe.report.grid_figures import _shares
 from fedmoe.report.runs import StoredRun
-from fedmoe.report.sweep import entry_text, markdown_grid, part_tables, render_grid
+from fedmoe.report.sweep import entry_text, markdown_grid, part_tables, render_grid, shown_tables
 from fedmoe.sweeps.reproduction import beside, choose, find, read
 
 HOME = Path(__file__).parents[2] / "configs" / "reproduce"
@@ -104,6 +104,14 @@ def test_our_mean_and_interval_stand_beside_the_published_value(points):
     assert values == ["0.8"] and (tuned.published, mixture.published) == ("65.61", "67.17")
     assert re.fullmatch(r"61\.\d ± 0\.2 \(67\.17\)", entry_text(mixture)) and mixture.seeds == 4
     assert "(65.61)" in markdown_grid(points, beside(one, points))
+
+
+def test_a_grid_of_one_point_is_one_table_with_a_row_for_each_method(make_results):
+    point = GridPoint((), [result(title, 0, 0, 0.5, make_results) for title in ("FedJETs", "Common expert")])
+    (one,) = choose(FOUND, "002", "table6")
+    (table,) = shown_tables([point], beside(one, [point]))
+    assert table.keys == ["Method"] and [row[0] for row in table.rows] == [["FedJETs"], ["Common expert"]]
+    assert "Own data" in table.methods and "| FedJETs | 50.0" in markdown_grid([point], beside(one, [point]))
 
 
 def test_the_page_draws_scores_over_the_grid_and_own_against_global(points):

@@ -202,12 +202,14 @@ def prediction_table(columns: Mapping[str, Sequence[Any]], title: str) -> Table:
 
 def grid_tables(points: "Sequence[GridPoint]", paper: "PaperPart | None" = None) -> list[Table]:
     """One for each kind of score, a row for each point; and the claims of a paper, as decided."""
-    from fedmoe.report.sweep import entry_text, part_tables
+    from fedmoe.report.sweep import entry_text, shown_tables
 
     tables = []
-    for found in part_tables(points, paper):
+    for found in shown_tables(points, paper):
         table = Table(title=f"{found.title}, mean ± 95%" + (" (published)" if paper and paper.published else ""))
-        for name in (*found.keys, *found.methods):
+        for name in found.keys:
+            table.add_column(escape(name), overflow="fold")
+        for name in found.methods:
             table.add_column(escape(name), justify="right", overflow="fold")
         for values, entries in found.rows:
             table.add_row(*map(escape, values), *(escape(entry_text(entry)) for entry in entries))

@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 
 
 class PartTable(NamedTuple):
-    """Scores of one kind: a row for each point, an entry for each method."""
+    """Scores of one kind: a row for each point, an entry for each method (of `shown_tables` also the other way)."""
 
     part: Part
     title: str
@@ -69,6 +69,16 @@ def part_tables(points: Sequence[GridPoint], paper: PaperPart | None = None) -> 
     return tables
 
 
+def shown_tables(points: Sequence[GridPoint], paper: PaperPart | None = None) -> list[PartTable]:
+    """As people read them: where the grid is a single point, one table with a row for each method."""
+    tables = part_tables(points, paper)
+    if not tables or tables[0].keys or len(tables[0].rows) != 1:
+        return tables
+    entries = zip(*(table.rows[0][1] for table in tables), strict=True)
+    rows = [([method], list(of_method)) for method, of_method in zip(tables[0].methods, entries, strict=True)]
+    return [PartTable("own", "All methods", ["Method"], [table.title for table in tables], rows)]
+
+
 def _entry(point: GridPoint, title: str, part: Part, paper: PaperPart | None) -> Entry:
     model, metric = how_read(paper)
     merit = figure_of(point.results, metric)
@@ -98,7 +108,7 @@ def render_grid(points: Sequence[GridPoint], title: str, problems: Sequence[str]
             for figure in (*drawn, *(leakage.figures if leakage else ()))
         },
     }
-    tables = part_tables(points, paper)
+    tables = shown_tables(points, paper)
     return page(
         "grid.html", data, title=title, tables=tables, figures=drawn, paper=paper, problems=problems, leakage=leakage,
         merit=merit, made_by=made_by(results), seeds=len({run["seed"] for run in results}),
@@ -124,7 +134,7 @@ def write_grid(
 def markdown_grid(points: Sequence[GridPoint], paper: PaperPart | None = None) -> str:
     """One table for each kind of score."""
     blocks = []
-    for table in part_tables(points, paper):
+    for table in shown_tables(points, paper):
         head = [*table.keys, *table.methods]
         lines = [[*values, *map(entry_text, entries)] for values, entries in table.rows]
         rows = [head, ["---"] * len(head), *lines]

@@ -178,6 +178,11 @@ def beside(made: Reproduction, points: Sequence[GridPoint]) -> PaperPart:
     )
 
 
+def alone(made: Reproduction) -> PaperPart:
+    """The same for runs that are not the paper's: how to read them, and nothing to hold against them."""
+    return PaperPart(made.source, {}, {}, (), (), (), made.model, made.metric)
+
+
 def _by_cell(made: Reproduction, rows: str) -> dict[tuple[Part, tuple[str, ...], str], float]:
     return {
         (printed.part, tuple(as_toml(value) for value in at), method): value
