@@ -17,7 +17,9 @@ from distributed.deployment import free_port, listens
 
 DOCS = Path(__file__).parents[2] / "docs" / "deploy.md"
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed: the proxy of docs/deploy.md is not tried")
+needs_nginx = pytest.mark.skipif(
+    NGINX is None, reason="nginx is not installed: the proxy of docs/deploy.md is not tried"
+)
 
 # What is around the page's `server` block: no service, nothing outside of its own folder.
 AROUND = """
