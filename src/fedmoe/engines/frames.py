@@ -1,5 +1,6 @@
 """What a session sends: the work of a cohort as one frame, in which equal broadcasts are there once."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedmoe import trees, wire
@@ -13,6 +14,23 @@ Identity = tuple[tuple[str, int], ...]
 class Cohort(NamedTuple):
     clients: list[ClientId]
     broadcasts: list[Tree]
+
+
+class Frames(Sequence[Bytes]):
+    """The frames of several cohorts, each made when it is asked for.
+
+    A large model is then in memory once, and once for every worker at work, not once for every cohort.
+    """
+
+    def __init__(self, headers: list[dict[str, Any]], cohorts: Sequence[Cohort]) -> None:
+        self._headers, self._cohorts = headers, cohorts
+        self._encoded: dict[int, Parts] = {}
+
+    def __len__(self) -> int:
+        return len(self._headers)
+
+    def __getitem__(self, index: int) -> Bytes:  # type: ignore[override]  # nobody asks for slices
+        return frame_of(self._headers[index], self._cohorts[index], self._encoded)
 
 
 def frame_of(header: dict[str, Any], cohort: Cohort, encoded: dict[int, Parts]) -> Bytes:

@@ -72,6 +72,8 @@ class Network:
         require_initialised(self._module, name)
         self._with_statistics = layers_with_statistics(self._module, name)
         self._start = trained_parameters(self._module)
+        if not isinstance(source, nn.Module):  # its values are never asked for: no copy of a large model
+            self._start = {name: self._module.get_parameter(name).detach() for name in self._start}
         self.frozen: Tensors = frozen_parameters(self._module)
         self._refuse_nothing_to_train()
         self._places = parameter_places(self._module)

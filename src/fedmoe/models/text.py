@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmoe.models.static_shapes import shapes_are_static
+from fedmoe.native.recurrent import FINAL_STATES, Recurrence
 
 
 class TextLSTM(nn.Module):
@@ -45,6 +46,13 @@ class TextLSTM(nn.Module):
             states.append(self._last_states(self.backwards, turned_round(ids_BL, lengths_B), lengths_B))
         scores: Tensor = self.head(torch.cat(states, dim=1))
         return scores
+
+    def kernel_recurrence(self) -> Recurrence | None:
+        """What `forward` computes, for the native kernels; None for a subclass with another one."""
+        if type(self).forward is not TextLSTM.forward:
+            return None
+        lstms = (self.forwards,) if self.backwards is None else (self.forwards, self.backwards)
+        return Recurrence(self.embedding, lstms, FINAL_STATES, ragged=True, head=self.head)
 
     def _last_states(self, lstm: nn.Module, ids_BL: Tensor, lengths_B: Tensor) -> Tensor:
         states_BLH: Tensor = lstm(self.embedding(ids_BL))[0]
