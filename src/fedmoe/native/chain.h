@@ -40,6 +40,7 @@ struct Chain {
   const Layer* layers;
   int64_t count;
   Scratch* scratch;
+  bool factored = false;  // gradients of dense weights as factors: see dense_backward
 
   void forward(const float* const* params, const float* const* x, const Tape& tape) const {
     std::vector<const float*> in(x, x + tape.batch);
@@ -179,7 +180,7 @@ void Chain::backward_layer(const Layer& a, const float* const* params, float* co
         for (int64_t i = 0; i < a.oc; i++) dy[b * stride + i] = y[b * stride + i] <= 0 ? 0.f : dy[b * stride + i];
     int64_t rows = std::max(a.oc, batch);
     return dense_backward(weight, a.c, a.oc, batch, x, dy, stride, d_weight, d_bias, dx, dx_stride, scratch->rows(rows),
-                          scratch->results(rows));
+                          scratch->results(rows), factored);
   }
   if (a.kind == EMBEDDING_MEAN) {  // its input are words: they have no gradient
     for (int64_t b = 0; b < batch; b++)
