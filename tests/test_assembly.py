@@ -70,7 +70,7 @@ def test_a_split_with_a_seed_of_its_own_gives_runs_of_all_seeds_the_same_clients
 
 
 def test_words_are_cut_where_there_are_words(dataset):
-    with pytest.raises(ConfigError, match="data.max_words=5, but numbers has no words"):
+    with pytest.raises(ConfigError, match=r"data\.max_words=5, but numbers has no words"):
         build_federation(config(data={"max_words": 5}))
 
 

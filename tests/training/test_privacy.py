@@ -144,14 +144,16 @@ def test_the_kernels_sum_what_single_gradients_sum_to(kind: str, clipping: str, 
         network = network_of(kind, backend)
         point = trees.stack([network.init(seed) for seed in (1, 2)])
         layout = Layout.of(point)
-        stays = [torch.full((size,), name == layout.names[-1]) for name, size in zip(layout.names, layout.sizes)]
+        stays = [
+            torch.full((size,), name == layout.names[-1]) for name, size in zip(layout.names, layout.sizes, strict=True)
+        ]
         found[backend] = clipped_sums(
             "model", ClassifierLoss(network, task), {"model": layout}, {"model": layout.pack(point)}, offset,
             Batch(rows.x, y, {}, training=True), torch.arange(150) < torch.tensor(sizes)[:, None], mechanism,
             torch.cat(stays),
         )  # fmt: skip
     torch.testing.assert_close(found["native"], found["batched"], atol=2e-5, rtol=1e-4)
-    assert found["native"].norm() > 10 and found["native"][:, -layout.sizes[-1] :].norm() == 0
+    assert found["native"].norm() > 1 and found["native"][:, -layout.sizes[-1] :].norm() == 0
 
 
 def test_labels_that_the_model_does_not_have_are_refused_before_the_kernels_read_them() -> None:
