@@ -159,7 +159,7 @@ def test_the_kernels_sum_what_single_gradients_sum_to(kind: str, clipping: str, 
 def test_labels_that_the_model_does_not_have_are_refused_before_the_kernels_read_them() -> None:
     network, rows = network_of("dense", "native"), drawn(5, (FEATURES,))
     rows.y[3] = CLASSES
-    with pytest.raises(DataError, match="labels reach from 0 to 3, but the model has 3"):
+    with pytest.raises(DataError, match="to 3, but the model has 3 scores"):
         moved(network, side_by_side([rows]), steps_of(sampling_rate=1.0), "native")
 
 
