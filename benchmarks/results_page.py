@@ -18,7 +18,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import domain_expert_tables
 from recovered_groups import HOW, recovered, usage_of
+from shared_model import facts_of
 
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.evaluation.summary import interval, summarise
@@ -33,6 +35,7 @@ OVERVIEWS = (ROOT / "docs" / "results.md", ROOT / "README.md")  # pages beside r
 TABLE = re.compile(r"(<!-- table: (\w+) (\S+)((?: \S+)*) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 PICTURE = re.compile(r"<!-- picture: (\w+) (\S+) -->\s*!\[[^]]*\]\((\S+?)\)")
 SCORE = ("client", "unseen", "model", "data", "accuracy", "loss", "examples")
+OF_NUMBERS = ("client", "unseen", "model", "data", "rmse", "mae", "loss", "examples")
 KEPT = (
     "name",
     "title",
@@ -58,19 +61,27 @@ def store(name: str, folders: Sequence[Path], commit: str, command: str | None =
     into.mkdir(parents=True, exist_ok=True)
     for folder in folders:
         results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        run = compact({**results, "command": command or results["command"]}, commit) | (usage_of(folder) or {})
+        run = (
+            compact({**results, "command": command or results["command"]}, commit)
+            | (usage_of(folder) or {})
+            | facts_of(folder)
+        )
         (into / f"{folder.name}.json").write_text(one_line_per_key(run), encoding="utf-8")
 
 
 def compact(results: Run, commit: str) -> Run:
     """One run: what it was, with which code and settings, and its scores by client."""
+    is_regression = results.get("task") == "regression"
+    names = OF_NUMBERS if is_regression else SCORE
+    scores = [{**score.get("metrics", {}), **score} for score in results["scores"]]
     return {
         **{key: results[key] for key in KEPT},
+        **({"task": "regression"} if is_regression else {}),
         "commit": commit,
         "command": portable(results["command"]),
         "config": results["config"],
         "curve": [rounded(point) for point in results.get("curve", ())],
-        "scores": [SCORE, *([rounded(score[key]) for key in SCORE] for score in results["scores"])],
+        "scores": [names, *([rounded(score[key]) for key in names] for score in scores)],
     }
 
 
@@ -104,6 +115,10 @@ def load(folder: Path, pattern: str) -> list[Run]:
     for run in runs:
         names, *rows = run["scores"]
         run["scores"] = [dict(zip(names, row, strict=True)) for row in rows]
+        if run.get("task") == "regression":
+            run["scores"] = [
+                score | {"metrics": {"rmse": score["rmse"], "mae": score["mae"]}} for score in run["scores"]
+            ]
     order = list(CATALOG)
     return sorted(runs, key=lambda run: (order.index(run["algorithm"]), run["title"], run["seed"]))
 
@@ -315,6 +330,18 @@ def headline(folder: Path, pattern: str, name: str) -> list[list[str]]:
     return [head, *rows]
 
 
+def by_user(folder: Path, pattern: str) -> list[list[str]]:
+    return domain_expert_tables.by_user(load(folder, pattern))
+
+
+def agreement(folder: Path, pattern: str) -> list[list[str]]:
+    return domain_expert_tables.agreement(load(folder, pattern))
+
+
+def left_out(folder: Path, name: str) -> list[list[str]]:
+    return domain_expert_tables.left_out(folder / name)
+
+
 CLAIM = ("at", "difference", "seeds", "verdict")
 KINDS: dict[str, Callable[..., list[list[str]]]] = {
     "beside": beside,
@@ -327,6 +354,10 @@ KINDS: dict[str, Callable[..., list[list[str]]]] = {
     "groups": groups,
     "traffic": traffic,
     "stored": stored,
+    "by_user": by_user,
+    "agreement": agreement,
+    "left_out": left_out,
+    "tried": domain_expert_tables.tried,
 }
 
 
