@@ -32,7 +32,13 @@ def own_scores(run: Run) -> dict[int, float]:
     """RMSE, or accuracy in percent, of what each user ends with on its own test data."""
     final = "after" if any(score["model"] == "after" for score in run["scores"]) else "before"
     own = [score for score in run["scores"] if score["data"] == "own" and score["model"] == final]
-    return {score["client"]: score["rmse"] if "rmse" in score else 100 * score["accuracy"] for score in own}
+    return {
+        score["client"]: score["metrics"]["rmse"] if is_regression(run) else 100 * score["accuracy"] for score in own
+    }
+
+
+def is_regression(run: Run) -> bool:
+    return bool(run.get("task") == "regression")
 
 
 def agreement(runs: Sequence[Run]) -> list[list[str]]:

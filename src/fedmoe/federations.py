@@ -43,6 +43,12 @@ class BuiltFederation(NamedTuple):
 
 
 def build_federation(config: ExperimentConfig) -> BuiltFederation:
+    if config.engine.on_silos:
+        raise ConfigError(
+            f"engine.flower.num_clients={config.engine.flower.num_clients} declares silos, whose records are on their "
+            "own machines and would be needed here. Train on them with `flwr run`; to simulate clients with the data "
+            "of this config, remove num_clients from [engine.flower]."
+        )
     if isinstance(config.data, TableData):
         return BuiltFederation(_federation_of_table(config, config.data))
     if config.data.name == "npz":

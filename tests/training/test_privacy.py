@@ -20,8 +20,9 @@ from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch
 from fedmoe.training.classifier import LOGIT_OFFSET, ClassifierLoss
 from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
 from fedmoe.training.flat import Layout
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.optimizers import Sgd
 from fedmoe.training.privacy import clipped_sums
 

@@ -237,6 +237,8 @@ class Worker:
         pooled, validates = client == self.federation.pooled, self.federation.validates(client)
         own = "pooled" if pooled else "tuning" if validates else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
+        if self.federation.global_validation is not None:
+            parts["global_validation"] = self.federation.global_validation
         return [
             self._score(name, shared, state, personal, client, model, data, rows)
             for model, personal in models.items()

@@ -6,7 +6,6 @@ Shape suffixes: R clients that take this step, B examples of a batch, M of a mic
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,14 +20,12 @@ from fedmoe.private_steps import Mechanism, PrivateSteps
 from fedmoe.training.batch import Batch, Loss
 from fedmoe.training.classifier import LOGIT_OFFSET, ClassifierLoss
 from fedmoe.training.flat import Layout
-
-if TYPE_CHECKING:
-    from fedmoe.training.fit import Group
+from fedmoe.training.group import Group
 
 DIVISOR_OF_ROUNDING = 1e-12  # a zero gradient has nothing to scale
 
 
-def require_private_training(groups: Mapping[str, "Group"], *, stops_early: bool) -> None:
+def require_private_training(groups: Mapping[str, Group], *, stops_early: bool) -> None:
     """Refuse what would let a record count for more than its clipped gradient."""
     if len(groups) > 1:
         raise ConfigError(
