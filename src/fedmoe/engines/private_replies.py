@@ -32,7 +32,9 @@ class PrivateReplies:
         self._ledger: PrivacyLedger | None = None
 
     @classmethod
-    def of(cls, parts: Parts, store: Path, run_id: str, open_ledger: OpenLedger) -> "PrivateReplies | None":
+    def of(
+        cls, parts: Parts, store: Path, run_id: str, open_ledger: OpenLedger = PrivacyLedger
+    ) -> "PrivateReplies | None":
         privacy = parts.privacy
         if privacy is None:
             return None
