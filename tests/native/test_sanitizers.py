@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE_TESTS = (
     "tests/native/test_kernel.py",
+    "tests/native/test_residual_kernels.py",
     "tests/training/test_native_epochs.py",
     "tests/training/test_trained_names.py",
     "tests/training/test_against_torch.py",

@@ -33,6 +33,7 @@ SOURCES = (
     "smooth.h",
     "lstm_rows.h",
     "lstm.h",
+    "tape.h",
     "chain.h",
     "private.h",
     "losses.h",
