@@ -14,7 +14,7 @@ from record import record
 from turns import HERE, Line, System, SystemFailedError, cores, machine, ours, take_turns
 from workloads import TITLES, WORKLOADS, Workload
 
-ROUNDS = {"W1": 10, "W2": 20}  # of a turn; elsewhere those of the workload
+ROUNDS = {"W1": 10, "W1b": 1, "W2": 20}  # of a turn; elsewhere those of the workload
 MOST_NODES = 200  # of Flower's simulation with a node for each client: to meet a thousand takes minutes
 
 

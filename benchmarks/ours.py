@@ -56,10 +56,10 @@ def config_of(workload: Workload, engine: str) -> ExperimentConfig:
         "patience": 10**6,  # nobody stops early: the work is the same for every system
         "check_every": workload.check_every,
     }
-    name = "fedavg" if workload.averages else "specialist_mixture"
+    named = {"algorithm": {"name": "fedavg", "validate_every": 10**9}} if workload.averages else {}
     return parse_config(
         {
-            "algorithm": {"name": name, "validate_every": 10**9},
+            **named,
             "model": MODELS[workload.model],
             "training": {"federated": plan, "local": plan, "personal": plan},
             "schedule": {"clients_per_round": workload.clients_per_round},

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import fedmoe
-from fedmoe import assembly, federations, import_strings
+from fedmoe import federations, import_strings
 from fedmoe.config import parse_config, read_config
 from fedmoe.data.dataset import Dataset
 from fedmoe.errors import ConfigError, RunError
+from fedmoe.models.catalog import build_model
 from fedmoe.storage.rundir import RunDirectory
 
 MODULE = """
@@ -169,7 +170,7 @@ class TestModel:
 
     def test_texts_come_with_their_vocabulary(self) -> None:
         config = parse_config({"model": {"name": "somebodys_parts:text_net"}}).model
-        module = assembly.build_model(config, (4,), 3, 50)
+        module = build_model(config, (4,), 3, 50)
         assert module(torch.zeros(2, 4, dtype=torch.int64)).shape == (2, 3)
 
 

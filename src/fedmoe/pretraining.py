@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.assembly import make_networks, resolve_backend
+from fedmoe.assembly.networks import make_networks
+from fedmoe.assembly.settings import resolve_backend
 from fedmoe.clients.federation import PublicData, side_by_side
 from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientData, Examples, Tensors

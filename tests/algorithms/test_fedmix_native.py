@@ -12,7 +12,8 @@ from fedmoe.models.images import LeNet, mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.corrections import Proximal
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.kernel_spec import KernelSpec
 from fedmoe.training.native_epochs import kernel_spec_of
 from fedmoe.training.optimizers import Adam, Sgd

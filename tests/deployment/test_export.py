@@ -177,12 +177,12 @@ class TestWhatCannotBeExported:
         result = tiny_run(tmp_path / "run", "fedavg", "sequential", expert=expert, gate=make_gate)
         made = export(result, 0, tmp_path / "model")
         assert made.files == ["model.safetensors", "model.json", "README.md"]
-        assert "branches on the values of x" in made.left_out["model.pt2"]
+        assert "branches on the values of its inputs" in made.left_out["model.pt2"]
         assert "model.onnx is not here: it cannot be" in (made.folder / "README.md").read_text()
 
     def test_without_onnx_the_rest_is_exported(self, wards, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
-        monkeypatch.setattr(exporting, "to_onnx", lambda _program, path, _answer: path.write_bytes(b""))
+        monkeypatch.setattr(exporting, "to_onnx", lambda _program, path, *_: path.write_bytes(b""))
         made = export(wards, "north", tmp_path)
         assert made.left_out == {"model.onnx": "onnxruntime is not installed: pip install 'fedmoe[export]'"}
         assert {path.name for path in tmp_path.iterdir()} == {*made.files} and "model.pt2" in made.files

@@ -1,15 +1,20 @@
 """Personal models asked under label frequencies of the user's choice, loaded from a finished run."""
 
 import csv
+import json
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
 import fedmoe
 from builders import make_expert, make_gate, tiny_config, tiny_federation
 from deployment.wards import trained, ward_rows
+from fedmoe.algorithms.prior_mixture.personal import CANDIDATES
+from fedmoe.deployment.export import export
 from fedmoe.deployment.predictions import predict
+from fedmoe.deployment.programs import traced
 from fedmoe.errors import ConfigError, DataError
 
 FEW = {"name": "prior_mixture", "calibration": {"exchanges": 3}}
@@ -104,3 +109,28 @@ def test_over_http_a_request_names_the_prior(run, wards):
     with Served(wards, "north") as server:
         status, refused = server.predict({"rows": rows, "prior": "own"})
         assert status == 422 and "answers under no other label frequencies" in str(refused)
+
+
+def test_a_program_takes_rows_and_a_prior(run, tmp_path):
+    """For each choice that a client may have made, under priors on both sides of where the shared expert takes over."""
+    made = export(run, "north", tmp_path / "north")
+    assert {"model.pt2", "model.onnx"} <= set(made.files), made.left_out
+    known = json.loads((made.folder / "model.json").read_text())["log_prior"]
+    model, x = run.personal_model("north"), torch.randn(9, 4)
+    program = torch.export.load(made.folder / "model.pt2").module()
+    session = onnxruntime.InferenceSession(str(made.folder / "model.onnx"))
+    for prior in (torch.tensor(known["own"]), torch.tensor(known["balanced"]), torch.tensor([0.97, 0.03]).log()):
+        wanted = model(x, prior)
+        torch.testing.assert_close(program(x, prior), wanted, atol=1e-5, rtol=0)
+        (found,) = session.run(None, {"x": x.numpy(), "log_prior": prior.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), wanted, atol=1e-5, rtol=0)
+    assert "model(x, log_prior)" in (made.folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("choice", range(len(CANDIDATES)))
+def test_programs_of_every_choice(run, choice):
+    model, x = run.personal_model("north"), torch.randn(9, 4)
+    model.choice.fill_(choice)
+    program = traced(model, x[:2]).module()
+    for prior in (model.log_prior("own"), model.log_prior("balanced"), torch.tensor([0.03, 0.97]).log()):
+        torch.testing.assert_close(program(x, prior), model(x, prior), atol=1e-6, rtol=0)

@@ -3,7 +3,7 @@ import torch
 
 import fedmoe
 from builders import make_expert, make_gate, tiny_federation
-from fedmoe.assembly import class_weights
+from fedmoe.assembly.settings import class_weights
 from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.config import parse_config
 from fedmoe.errors import ConfigError

@@ -16,6 +16,7 @@ from builders import make_expert, make_gate, tiny_config, tiny_federation, tiny_
 from contract.probes import PROBES
 from fedmoe import assembly, trees
 from fedmoe.algorithms.catalog import CATALOG
+from fedmoe.assembly.settings import resolve_device
 from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.config import parse_config
 from fedmoe.engines.embedded import InProcess, open_transport
@@ -30,7 +31,8 @@ from fedmoe.training.class_weights import ClassWeightedLoss
 from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.corrections import Proximal
 from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.inference import per_example
 from fedmoe.training.optimizers import Adam, Sgd
 from fedmoe.training.rates import Rates, RateSchedule
@@ -205,16 +207,16 @@ def found(monkeypatch):
 
 def test_a_device_that_is_not_there_is_an_error_that_says_so(found):
     with pytest.raises(ConfigError, match=r"engine\.device='cuda'.*none but the cpu.*engine\.device = 'auto'"):
-        assembly.resolve_device(engine(device="cuda").engine)
+        resolve_device(engine(device="cuda").engine)
     found("mps")
     with pytest.raises(ConfigError, match=r"engine\.device='cuda'.*it finds mps"):
-        assembly.resolve_device(engine(device="cuda").engine)
+        resolve_device(engine(device="cuda").engine)
 
 
 @pytest.mark.parametrize(("there", "chosen"), [((), "cpu"), (("mps",), "mps"), (("cuda", "mps"), "cuda")])
 def test_auto_takes_what_is_there(found, there, chosen):
     found(*there)
-    assert assembly.resolve_device(engine(device="auto", workers=None).engine) == chosen
+    assert resolve_device(engine(device="auto", workers=None).engine) == chosen
 
 
 @pytest.mark.parametrize("wrong", [{"workers": 2}, {"backend": "native"}, {"backend": "sequential"}, {"name": "ray"}])
@@ -222,10 +224,10 @@ def test_settings_that_need_the_cpu_are_refused_beside_a_device_and_come_first_t
     found("cuda")
     ((key, value),) = wrong.items()
     with pytest.raises(ConfigError, match=rf"engine\.device='cuda' and engine\.{key}={value!r} do not go together"):
-        assembly.resolve_device(engine(device="cuda", **{"workers": None, **wrong}).engine)
+        resolve_device(engine(device="cuda", **{"workers": None, **wrong}).engine)
     with pytest.raises(ConfigError, match="privacy"):
-        assembly.resolve_device(engine(device="cuda", workers=None).engine, private=True)
-    assert assembly.resolve_device(engine(device="auto", **{"workers": None, **wrong}).engine) == "cpu"
+        resolve_device(engine(device="cuda", workers=None).engine, private=True)
+    assert resolve_device(engine(device="auto", **{"workers": None, **wrong}).engine) == "cpu"
 
 
 def test_a_device_is_served_by_one_process_with_the_batched_backend(found, tmp_path):

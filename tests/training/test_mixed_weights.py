@@ -12,7 +12,8 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fallbacks import record_fallbacks
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.mixed_weights import MixedWeightsLoss, mixed
 from fedmoe.training.optimizers import Adam, Sgd
 from smooth_residual import SmoothResidual

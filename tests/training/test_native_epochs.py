@@ -19,7 +19,8 @@ from fedmoe.training.batches import shuffled
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fallbacks import record_fallbacks
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.kernel_spec import KernelSpec
 from fedmoe.training.native_epochs import ends_of_batches, kernel_spec_of
 from fedmoe.training.native_epochs import shuffled as native_shuffled

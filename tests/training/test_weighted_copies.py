@@ -11,7 +11,8 @@ from fedmoe.models.images import LeNet
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.fallbacks import record_fallbacks
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.optimizers import Adam, Sgd
 from fedmoe.training.weighted_copies import WeightedCopiesLoss
 from smooth_residual import SmoothResidual

@@ -89,6 +89,7 @@ class Federation:
     # The first so many of the unseen clients are for choosing settings and thresholds; the others test.
     num_validation: int = 0
     public: Callable[[], PublicData] | None = None
+    global_validation: Examples | None = None  # balanced rows that nobody holds: to choose settings by
     is_elsewhere: bool = False  # the records are on the clients' own machines: `load` shows their form alone
     class_names: tuple[str, ...] = ()  # where classes have names
     table: TableSchema | None = None  # of rows of a table: what turned them into x, and reads new ones
@@ -273,5 +274,8 @@ def federation_from_split(
         side_values=transform.side_values if transform else {},
         num_validation=split.num_validation,
         public=public if len(split.public) else None,
+        global_validation=(
+            examples(*rows(dataset.train, split.global_validation)) if len(split.global_validation) else None
+        ),
         target_shape=None if dataset.num_classes else tuple(dataset.train.y.shape[1:]),
     )

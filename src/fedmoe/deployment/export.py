@@ -6,7 +6,7 @@ what goes in and comes out, README.md is the model card. Every program is run ag
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from fedmoe.clients.federation import Federation
 from fedmoe.core_types import ClientId
 from fedmoe.deployment.model_card import model_card
-from fedmoe.deployment.programs import Untraceable, to_onnx, traced, without_traces
+from fedmoe.deployment.programs import Untraceable, inputs_of, to_onnx, traced, without_traces
 from fedmoe.errors import RunError
 from fedmoe.evaluation.personal_model import PersonalModel
 from fedmoe.result import Result
@@ -27,7 +27,7 @@ from fedmoe.streams import torch_stream
 
 CLOSE = 1e-5  # the most that what a program answers may differ from what the model does
 MOST_ROWS = 64  # that they are compared on
-Run = Callable[[Tensor], Tensor]
+Run = Callable[..., Tensor]  # of the inputs of a program
 
 
 class Export(NamedTuple):
@@ -70,11 +70,12 @@ def _write_programs(model: PersonalModel, x: Tensor, folder: Path) -> dict[str, 
     def pt2(path: Path) -> Run:
         torch.export.save(program, path)
         loaded = torch.export.load(path).module()
-        return lambda rows: loaded(rows)
+        return lambda *inputs: loaded(*inputs)
 
     def onnx(path: Path) -> Run:
-        to_onnx(program, path, model.facts.answer)
-        return _onnx_session(path)
+        names = list(inputs_of(model, x))
+        to_onnx(program, path, names, model.facts.answer)
+        return _onnx_session(path, names)
 
     for name, write in {"model.pt2": pt2, "model.onnx": onnx}.items():
         aside = folder / f".part-{name}"  # with its ending, by which readers know it
@@ -90,7 +91,7 @@ def _write_programs(model: PersonalModel, x: Tensor, folder: Path) -> dict[str, 
     return left_out
 
 
-def _onnx_session(path: Path) -> Run:
+def _onnx_session(path: Path, names: Sequence[str]) -> Run:
     try:
         runtime = importlib.import_module("onnxruntime")
     except ImportError as error:
@@ -99,17 +100,23 @@ def _onnx_session(path: Path) -> Run:
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda rows: torch.from_numpy(np.asarray(session.run(None, {"x": rows.numpy()})[0]))
+
+    def run(*inputs: Tensor) -> Tensor:
+        named = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        return torch.from_numpy(np.asarray(session.run(None, named)[0]))
+
+    return run
 
 
 def _require_agreement(model: PersonalModel, run: Run, x: Tensor) -> None:
-    """On all rows together, and on the first alone."""
-    for rows in (x, x[:1]):
+    """On all rows together, and on the first alone; under own and under even label frequencies."""
+    priors = [(model.log_prior("own"),), (model.log_prior("balanced"),)] if model.adds_prior else [()]
+    for inputs in [(rows, *prior) for rows in (x, x[:1]) for prior in priors]:
         try:
-            found = run(rows)
+            found = run(*inputs)
         except Exception as error:  # whatever a runtime raises for a program that it does not understand
             raise Untraceable(f"it does not run: {str(error).strip().splitlines()[0]}") from error
-        difference = float((found - model(rows)).abs().max())
+        difference = float((found - model(*inputs)).abs().max())
         if not difference <= CLOSE:  # NaN is no agreement
             raise Untraceable(f"its {model.facts.answer} are off by {difference:.2g}, more than {CLOSE:g}")
 
@@ -143,6 +150,7 @@ def _inputs_and_outputs(result: Result, model: PersonalModel) -> dict[str, Any]:
         "client": facts.client,
         "algorithm": facts.algorithm,
         "input": {"name": "x", "shape": ["rows", *facts.input_shape], "dtype": str(facts.input_dtype)[6:]},
+        **({"log_prior": _log_priors(model)} if model.adds_prior else {}),
         "output": {
             "name": facts.answer,
             "shape": ["rows", result.federation.num_outputs],
@@ -151,3 +159,9 @@ def _inputs_and_outputs(result: Result, model: PersonalModel) -> dict[str, Any]:
         "table": None if table is None else {**table.to_dict(), "input_names": table.input_names},
         "run_id": result.data.get("run_id"),
     }
+
+
+def _log_priors(model: PersonalModel) -> dict[str, Any]:
+    """The second input of its programs, and what is known of it: the client's own label frequencies, and even ones."""
+    known = {name: model.log_prior(name).tolist() for name in ("own", "balanced")}
+    return {"name": "log_prior", "shape": [len(known["own"])], "dtype": "float32", **known}

@@ -19,7 +19,7 @@ USES = {
 import torch
 
 model = torch.export.load("model.pt2").module()
-{answer} = model(x)  # {inputs}
+{answer} = model({names})  # {inputs}
 ```
 """,
     "model.onnx": """With an ONNX runtime:
@@ -28,7 +28,7 @@ model = torch.export.load("model.pt2").module()
 import onnxruntime
 
 session = onnxruntime.InferenceSession("model.onnx")
-({answer},) = session.run(None, {{"x": x}})  # {inputs}
+({answer},) = session.run(None, {{{named}}})  # {inputs}
 ```
 """,
 }
@@ -152,13 +152,22 @@ def _use(
     result: Result, model: PersonalModel, files: Sequence[str], left_out: Mapping[str, str], checked_on: str
 ) -> str:
     shape = ", ".join(map(str, ("rows", *model.facts.input_shape)))
-    inputs = f"x: ({shape}) of {str(model.facts.input_dtype)[6:]}"
-    parts = [
-        text.format(inputs=inputs, answer=model.facts.answer).strip() for name, text in USES.items() if name in files
-    ]
+    takes = {"x": f"({shape}) of {str(model.facts.input_dtype)[6:]}"}
+    if model.adds_prior:
+        takes["log_prior"] = f"({len(model.facts.class_names)},) of float32"
+    blanks = {
+        "inputs": "; ".join(f"{name}: {what}" for name, what in takes.items()), "answer": model.facts.answer,
+        "names": ", ".join(takes), "named": ", ".join(f'"{name}": {name}' for name in takes),
+    }  # fmt: skip
+    parts = [text.format(**blanks).strip() for name, text in USES.items() if name in files]
     checked = [name for name in USES if name in files]
     if checked:
         parts.append(f"{' and '.join(checked)} gave the run's own {model.facts.answer} within 1e-5 on {checked_on}.")
+    if model.adds_prior:
+        parts.append(
+            "log_prior are the logs of the label frequencies to answer under: `own` and `balanced` in model.json, or "
+            "those that fedmoe estimates from a batch of unlabelled rows, `estimate_prior(x)` of the personal model."
+        )
     parts += [f"{name} is not here: {why}." for name, why in left_out.items()]
     if result.federation.table is not None:
         names = _listed(result.federation.table.input_names)

@@ -6,7 +6,7 @@ such branches, so they are decided once, by the state that the model holds: `Fix
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,22 @@ class Untraceable(Exception):  # noqa: N818 (the reason why there is no program,
 
 
 class Recording(TorchFunctionMode):
-    """Keeps every number that Python code reads out of a tensor, and refuses those that depend on x."""
+    """Keeps every number that Python code reads out of a tensor, and refuses those that depend on an input."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.read: list[Any] = []
-        self._of_x = {id(x): x}  # held, so that no other tensor gets the same id
+        self._of_inputs = {id(tensor): tensor for tensor in inputs}  # held, so that no other tensor gets the same id
 
     def __torch_function__(self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        depends_on_x = any(id(tensor) in self._of_x for tensor in _tensors((args, kwargs)))
+        depends_on_inputs = any(id(tensor) in self._of_inputs for tensor in _tensors((args, kwargs)))
         if func in READS:
-            if depends_on_x:
-                raise Untraceable("its prediction branches on the values of x, which a program cannot")
+            if depends_on_inputs:
+                raise Untraceable("its prediction branches on the values of its inputs, which a program cannot")
             self.read.append(result)
-        if depends_on_x:
-            self._of_x |= {id(tensor): tensor for tensor in _tensors(result)}
+        if depends_on_inputs:
+            self._of_inputs |= {id(tensor): tensor for tensor in _tensors(result)}
         return result
 
 
@@ -69,29 +69,34 @@ class Replaying(TorchFunctionMode):
 class FixedBranches(nn.Module):
     """The model as it predicts with the state that it holds now, which decides every branch of the prediction."""
 
-    def __init__(self, model: PersonalModel, x: Tensor) -> None:
+    def __init__(self, model: PersonalModel, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.model = model
-        self._read = self._numbers_read(x)
+        self._read = self._numbers_read(inputs)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, log_prior: Tensor | None = None) -> Tensor:
         with Replaying(self._read), static_shapes():
-            probabilities: Tensor = self.model(x)
-        return probabilities
+            return self.model.unchecked(x, log_prior)
 
-    def _numbers_read(self, x: Tensor) -> list[Any]:
-        recording = Recording(x)
+    def _numbers_read(self, inputs: Sequence[Tensor]) -> list[Any]:
+        recording = Recording(inputs)
         with torch.no_grad(), recording, static_shapes():
-            self.model(x)
+            self.model.unchecked(*inputs)
         return recording.read
+
+
+def inputs_of(model: PersonalModel, x: Tensor) -> dict[str, Tensor]:
+    """What a program of this model takes, by name: the rows, and where its answer adds one a log-prior."""
+    return {"x": x, "log_prior": model.log_prior("own")} if model.adds_prior else {"x": x}
 
 
 def traced(model: PersonalModel, x: Tensor) -> torch.export.ExportedProgram:
     """For batches of any size; `x` is an example of at least two rows. Raises Untraceable with the reason."""
-    batch = torch.export.Dim("batch", min=1)
+    inputs = tuple(inputs_of(model, x).values())
+    shapes = ({0: torch.export.Dim("batch", min=1)}, None)[: len(inputs)]
     try:
         with torch.no_grad():
-            return torch.export.export(FixedBranches(model, x), (x,), dynamic_shapes=({0: batch},))
+            return torch.export.export(FixedBranches(model, inputs), inputs, dynamic_shapes=shapes)
     except Untraceable:
         raise
     except Exception as error:  # whatever torch.export finds in a module of the user's
@@ -106,13 +111,13 @@ def without_traces(program: torch.export.ExportedProgram) -> torch.export.Export
     return program
 
 
-def to_onnx(program: torch.export.ExportedProgram, path: Path, answer: str) -> None:
-    """`answer` is what its output is called. Raises Untraceable for an operator that ONNX does not have."""
+def to_onnx(program: torch.export.ExportedProgram, path: Path, inputs: Sequence[str], answer: str) -> None:
+    """`inputs` and `answer` name what goes in and comes out. Raises Untraceable for what ONNX has no operator for."""
     try:
         with warnings.catch_warnings(), quiet("torch.onnx"):
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch's exporter still calls what PyTorch has deprecated
             plain = program.run_decompositions({torch.ops.aten.cdist.default: euclidean_distances})
-            made = torch.onnx.export(plain, dynamo=True, verbose=False, input_names=["x"], output_names=[answer])
+            made = torch.onnx.export(plain, dynamo=True, verbose=False, input_names=list(inputs), output_names=[answer])
             assert made is not None
             made.save(path, external_data=False)
     except ImportError as error:

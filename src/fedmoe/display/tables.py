@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fedmoe.data.available import SourceStatus
     from fedmoe.explain import Explanation
     from fedmoe.partition.split import Split
-    from fedmoe.report.sweep import GridPoint, PaperPart
+    from fedmoe.report.grid import GridPoint
+    from fedmoe.report.sweep import PaperPart
     from fedmoe.sweeps.cost import Cost
     from fedmoe.sweeps.reproduction import Reproduction
 
@@ -36,20 +37,21 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
         caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
     rows = summarise(results)
-    new_clients = [part for part in ("unseen", "tuning", "pooled") if any(row[part] for row in rows)]
+    possible = ("global_validation", "unseen", "tuning", "pooled")
+    more = [part for part in possible if any(row[part] for row in rows)]
     table.add_column("method", overflow="fold")  # wraps first, being the widest
     metrics = _metrics(rows) if len(_metrics(rows)) <= FEW_METRICS else []
     for column in (
         "own data",
         "global",
-        *new_clients,
+        *(part.replace("_", " ") for part in more),
         "worst 10%",
         "spread",
         *(escape(title_of(name)) for name in metrics),
     ):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
-        cells = [score_text(row[part], figure) for part in ("own", "global", *new_clients)]
+        cells = [score_text(row[part], figure) for part in ("own", "global", *more)]
         cells += [figure_text(row["own"], key, figure) for key in ("worst_decile", "spread")]
         table.add_row(escape(row["title"]), *cells, *(metric_text(row["metrics"].get(name)) for name in metrics))
     return table
@@ -118,6 +120,8 @@ def split_facts(split: "Split", counts: NDArray[np.int64]) -> str:
         for name, part in (("train", split.train), ("validation", split.validation), ("own test", split.test))
     ]
     lines.append(f"global test {len(split.global_test):,}")
+    if len(split.global_validation):
+        lines.append(f"global validation {len(split.global_validation):,}, which no client holds")
     if split.domains is not None:
         held = ", ".join(f"{domain}: {number}" for domain, number in enumerate(np.bincount(split.domains)))
         lines.append(f"domains     {held} clients")
@@ -198,12 +202,14 @@ def prediction_table(columns: Mapping[str, Sequence[Any]], title: str) -> Table:
 
 def grid_tables(points: "Sequence[GridPoint]", paper: "PaperPart | None" = None) -> list[Table]:
     """One for each kind of score, a row for each point; and the claims of a paper, as decided."""
-    from fedmoe.report.sweep import entry_text, part_tables
+    from fedmoe.report.sweep import entry_text, shown_tables
 
     tables = []
-    for found in part_tables(points, paper):
-        table = Table(title=f"{found.title}, mean ± 95%" + (" (published)" if paper else ""))
-        for name in (*found.keys, *found.methods):
+    for found in shown_tables(points, paper):
+        table = Table(title=f"{found.title}, mean ± 95%" + (" (published)" if paper and paper.published else ""))
+        for name in found.keys:
+            table.add_column(escape(name), overflow="fold")
+        for name in found.methods:
             table.add_column(escape(name), justify="right", overflow="fold")
         for values, entries in found.rows:
             table.add_row(*map(escape, values), *(escape(entry_text(entry)) for entry in entries))

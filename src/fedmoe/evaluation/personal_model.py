@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm, LabelPriors
+from fedmoe.algorithms.label_priors.answers import ESTIMATED
 from fedmoe.algorithms.label_priors.frequencies import check_log_prior, uniform
 from fedmoe.core_types import Tensors, Tree
 from fedmoe.errors import ConfigError, DataError, RunError
@@ -96,15 +97,25 @@ class PersonalModel(nn.Module):
 
     def forward(self, x: Tensor | NDArray[Any], log_prior: Tensor | None = None) -> Tensor:
         """With a log-prior (classes,): the answer under these label frequencies, where the algorithm has such."""
+        if log_prior is not None:
+            check_log_prior(log_prior, len(self.log_prior("own")))
+        return self.unchecked(x, log_prior)
+
+    def unchecked(self, x: Tensor | NDArray[Any], log_prior: Tensor | None = None) -> Tensor:
+        """The same, whatever numbers the log-prior has: a program cannot look at them."""
         batch, one_row = self._batch(x if isinstance(x, Tensor) else self.as_inputs(x))
         states = self._states()
         if log_prior is None:
             answer_BC = self.facts.task.answer(self._predictor.algorithm.predict(*states, batch))
         else:
-            priors = self._priors
-            log_prior = check_log_prior(log_prior, len(priors.own(*states)))
-            answer_BC = priors.answer(*states, batch, log_prior).exp()
+            answer_BC = self._priors.answer(*states, batch, log_prior).exp()
         return answer_BC[0] if one_row else answer_BC
+
+    @property
+    def adds_prior(self) -> bool:
+        """Whether its answer is made of scores and a log-prior, so that a program of it takes both."""
+        algorithm = self._predictor.algorithm
+        return algorithm.priors is not None and algorithm.headline == ESTIMATED
 
     def log_prior(self, prior: Prior, x: Tensor | NDArray[Any] | None = None) -> Tensor:
         """(classes,): the client's own label frequencies, even ones, or those estimated from the questions `x`."""

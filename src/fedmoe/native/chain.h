@@ -111,6 +111,7 @@ struct Chain {
   const Layer* layers;
   int64_t count;
   Scratch* scratch;
+  bool factored = false;  // gradients of dense weights as factors: see dense_backward
 
   void forward(const float* const* params, const float* const* x, const Tape& tape) const {
     std::vector<const float*> in(tape.batch), added(tape.batch);
@@ -269,7 +270,7 @@ inline void Chain::backward_layer(const Layer& a, const float* const* params, fl
   if (a.kind == DENSE) {
     int64_t rows = std::max(a.oc, batch);
     return dense_backward(weight, a.c, a.oc, batch, x, dy, stride, d_weight, d_bias, down.to, down.stride,
-                          scratch->rows(rows), scratch->results(rows));
+                          scratch->rows(rows), scratch->results(rows), factored);
   }
   if (a.kind == GROUP_NORM) {
     NormBackward norm(a, weight, x, y, notes, dy, *scratch);

@@ -21,7 +21,7 @@ from fedmoe.models import expert_mixture as equations
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch, Trainable
-from fedmoe.training.fit import Fitted, Group
+from fedmoe.training.group import Fitted, Group
 from fedmoe.training.kernel_spec import KernelSpec
 from fedmoe.training.local import LocalTrainer
 from fedmoe.training.optimizers import Sgd

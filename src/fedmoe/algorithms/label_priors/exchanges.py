@@ -13,8 +13,10 @@ from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport
 from fedmoe.algorithms.label_priors import calibration as fitting
 from fedmoe.algorithms.label_priors.calibration import Calibration, CalibrationConfig, Fit, Slope
 from fedmoe.algorithms.label_priors.frequencies import training_offset
+from fedmoe.algorithms.label_priors.remembered import CalibrationRows, RememberedRows
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Examples, Tree
+from fedmoe.streams import Streams
 from fedmoe.trees import record_type
 from fedmoe.wire import message
 
@@ -31,6 +33,14 @@ def with_calibration(
     delivered_type = algorithm.delivery[-1].broadcast_type
     server_type = record_type("CalibratedServer", {"shared": algorithm.server_type, "fit": Fit})
     sent_type = message(record_type("Calibrated", {"shared": delivered_type, "calibration": Calibration}))
+
+    remembered = RememberedRows()
+
+    def rows_of(number: int, sent: Any, client: Tree, data: ClientData, rng: Streams) -> CalibrationRows:
+        def compute() -> CalibrationRows:
+            return calibration_rows(setup, scores, sent.shared, client, data)
+
+        return remembered(rng.clients, (sent.shared, client), compute, anew=number == 1)
 
     def deliver(server: Any, client: ClientId, updates: Sequence[Any]) -> Any:
         return sent_type(algorithm.delivery[-1].broadcast(server.shared, client, updates), server.fit.at)
@@ -51,7 +61,11 @@ def with_calibration(
         return Exchange(
             name=f"calibrate {number}",
             broadcast=broadcast,
-            local_update=lambda b, c, data, _rng: (c, slopes(config, setup, scores, b, c, data), NoReport()),
+            local_update=lambda b, c, data, rng: (
+                c,
+                slopes(config.clip, rows_of(number, b, c, data, rng), b),
+                NoReport(),
+            ),
             aggregate=aggregate,
             update_like=lambda _b: Slope(torch.zeros(()), torch.zeros(setup.num_classes), torch.zeros(())),
             broadcast_type=sent_type,
@@ -75,13 +89,18 @@ def with_calibration(
     )
 
 
-def slopes(
-    config: CalibrationConfig, setup: AlgorithmSetup, scores: Scores, sent: Any, client: Tree, data: ClientData
-) -> Slope:
-    """On the opted-in validation rows, under the frequencies of the opted-in training rows."""
-    scores_SNC = scores(sent.shared, client, data.validation)
+def calibration_rows(
+    setup: AlgorithmSetup, scores: Scores, shared: Tree, client: Tree, data: ClientData
+) -> CalibrationRows:
+    """The opted-in validation rows, and the frequencies of the opted-in training rows."""
+    scores_SNC = scores(shared, client, data.validation)
     offset_SC = training_offset(data.train, setup.num_classes)
-    return fitting.slopes(scores_SNC, offset_SC, data.validation, sent.calibration, config.clip)
+    labels = data.validation._replace(x=scores_SNC[..., :0], extra={})  # what was read of the inputs are the scores
+    return CalibrationRows(scores_SNC, offset_SC, labels)
+
+
+def slopes(clip: float, rows: CalibrationRows, sent: Any) -> Slope:
+    return fitting.slopes(rows.scores_SNC, rows.offset_SC, rows.labels, sent.calibration, clip)
 
 
 def _on_shared(exchange: Exchange) -> Exchange:

@@ -12,6 +12,7 @@ Shape suffixes: S clients of a cohort, B questions, C classes.
 
 from typing import Any
 
+import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -34,6 +35,7 @@ from fedmoe.algorithms.label_priors.exchanges import with_calibration
 from fedmoe.algorithms.label_priors.frequencies import is_near, training_offset
 from fedmoe.algorithms.prior_mixture.personal import (
     CANDIDATES,
+    INCUMBENT,
     PersonalState,
     candidate_scores,
     personalize,
@@ -126,9 +128,12 @@ def answer_under(
     A client chooses on its own validation data, which says nothing of labels that it lacks; on those the shared expert
     alone has learnt.
     """
-    if personal is None or not bool(is_near(log_prior, personal.log_prior)):
-        return answer(shared_scores(setup, sent, x), log_prior)
-    return answer(candidate_scores(setup, CANDIDATES[int(personal.choice)], sent, personal, x), log_prior)
+    shared_BC = shared_scores(setup, sent, x)
+    if personal is None or int(personal.choice) == INCUMBENT:
+        return answer(shared_BC, log_prior)
+    chosen_BC = candidate_scores(setup, CANDIDATES[int(personal.choice)], sent, personal, x)
+    # Both are computed: an exported program takes any prior, and so has no branch that depends on it.
+    return answer(torch.where(is_near(log_prior, personal.log_prior), chosen_BC, shared_BC), log_prior)
 
 
 def candidate_answers(setup: AlgorithmSetup, priors: LabelPriors) -> dict[str, Answer]:

@@ -5,6 +5,9 @@ from torch import nn
 
 from fedmoe import assembly, federations
 from fedmoe.algorithms.catalog import CATALOG
+from fedmoe.assembly.algorithms import build_algorithm, build_setup
+from fedmoe.assembly.networks import build_networks
+from fedmoe.assembly.settings import resolve_backend
 from fedmoe.clients.facts import unlabelled_new_clients
 from fedmoe.clients.opt_out import OptOut
 from fedmoe.clients.own_data import federation_from_clients
@@ -49,8 +52,8 @@ def own(shape=(4,), classes=3):
 
 def algorithm_of(chosen, federation, networks):
     new_clients = unlabelled_new_clients(federation)
-    setup = assembly.build_setup(chosen, federation, new_clients, networks, "sequential")
-    return assembly.build_algorithm(chosen, setup)
+    setup = build_setup(chosen, federation, new_clients, networks, "sequential")
+    return build_algorithm(chosen, setup)
 
 
 def test_a_config_makes_the_federation_it_describes(dataset):
@@ -62,6 +65,16 @@ def test_a_config_makes_the_federation_it_describes(dataset):
     assert [len(part.y) for part in (held.train, held.validation, held.test)] == [10, 5, 5]
     assert federation.digest == split.digest == build_federation(config(seed=3))[0].digest
     assert federation.digest != build_federation(config(seed=4))[0].digest
+
+
+def test_a_split_with_a_seed_of_its_own_gives_runs_of_all_seeds_the_same_clients(dataset):
+    fixed = [build_federation(config(seed=run, split={**SIZES, "seed": 3}))[0].digest for run in (0, 1)]
+    assert fixed == [build_federation(config(seed=3))[0].digest] * 2
+
+
+def test_words_are_cut_where_there_are_words(dataset):
+    with pytest.raises(ConfigError, match=r"data\.max_words=5, but numbers has no words"):
+        build_federation(config(data={"max_words": 5}))
 
 
 def test_the_kind_of_split_is_the_one_asked_for(dataset):
@@ -80,7 +93,7 @@ def test_the_algorithm_is_given_how_many_values_side_information_has(monkeypatch
     entry = CATALOG["fedavg"]
     spied = entry._replace(factory=lambda options, setup: setups.append(setup) or entry.factory(options, setup))
     monkeypatch.setitem(CATALOG, "fedavg", spied)
-    networks = assembly.build_networks(model(), federation, None, None)
+    networks = build_networks(model(), federation, None, None)
     algorithm_of(config(algorithm={"name": "fedavg"}), federation, networks)
     assert setups[0].side_values == {"site": 2}
 
@@ -89,12 +102,12 @@ def test_the_algorithm_is_given_how_many_values_side_information_has(monkeypatch
 def test_only_images_can_be_cropped_and_mirrored(stage):
     chosen = config(training={stage: {"augment": "crop_flip"}})
     federation = own((4,))
-    networks = assembly.build_networks(model(), federation, None, None)
+    networks = build_networks(model(), federation, None, None)
     message = rf"training\.{stage}\.augment='crop_flip' changes images .* shape \(4,\)\. Leave it away"
     with pytest.raises(ConfigError, match=message):
         algorithm_of(chosen, federation, networks)
     images = own((1, 8, 8))
-    algorithm_of(chosen, images, assembly.build_networks(model(), images, None, None))
+    algorithm_of(chosen, images, build_networks(model(), images, None, None))
 
 
 def test_opt_out_goes_by_client_rule_chance_and_mask(dataset, tmp_path):
@@ -138,43 +151,43 @@ def test_masks_that_are_none_are_refused(dataset, tmp_path, arrays, complaint):
 
 class TestNetworks:
     def test_the_gate_is_the_expert_with_one_output(self):
-        expert, gate = assembly.build_networks(model(hidden=[5]), own(), None, None)
+        expert, gate = build_networks(model(hidden=[5]), own(), None, None)
         assert expert.num_weights == 4 * 5 + 5 + 5 * 3 + 3 and gate.num_weights == 4 * 5 + 5 + 5 + 1
 
     def test_the_users_modules_are_taken(self):
-        expert, gate = assembly.build_networks(model(), own(), lambda: nn.Linear(4, 3), nn.Linear(4, 1))
+        expert, gate = build_networks(model(), own(), lambda: nn.Linear(4, 3), nn.Linear(4, 1))
         assert expert.num_weights == 15 and gate.num_weights == 5
 
     def test_modules_that_do_not_fit_the_data_are_refused(self):
         with pytest.raises(ConfigError, match=r"the expert returns shape \(2, 7\).*must return \(2, 3\)"):
-            assembly.build_networks(model(), own(), nn.Linear(4, 7), None)
+            build_networks(model(), own(), nn.Linear(4, 7), None)
         with pytest.raises(ConfigError, match=r"the gate returns shape \(2, 3\).*must return \(2, 1\)"):
-            assembly.build_networks(model(), own(), None, nn.Linear(4, 3))
+            build_networks(model(), own(), None, nn.Linear(4, 3))
         with pytest.raises(ConfigError, match="the expert cannot read a batch"):
-            assembly.build_networks(model(), own(), nn.Linear(9, 3), None)
+            build_networks(model(), own(), nn.Linear(9, 3), None)
 
     def test_the_cnn_needs_images(self):
-        expert, _ = assembly.build_networks(model(name="small_cnn"), own((1, 28, 28), classes=10), None, None)
+        expert, _ = build_networks(model(name="small_cnn"), own((1, 28, 28), classes=10), None, None)
         assert expert.num_weights == 44_426
         for shape in ((4,), (1, 8, 8), (3, 32, 15)):
             with pytest.raises(ConfigError, match=r"small_cnn.*16x16.*mlp"):
-                assembly.build_networks(model(name="small_cnn"), own(shape), None, None)
+                build_networks(model(name="small_cnn"), own(shape), None, None)
 
     def test_the_way_of_training_follows_the_models_unless_it_is_set(self):
-        dense = assembly.build_networks(model(), own(), None, None)
-        image = assembly.build_networks(model(name="small_cnn"), own((1, 16, 16)), None, None)
-        assert assembly.resolve_backend(config(), dense) == assembly.resolve_backend(config(), image) == "native"
-        assert assembly.resolve_backend(config(engine={"backend": "sequential"}), dense) == "sequential"
+        dense = build_networks(model(), own(), None, None)
+        image = build_networks(model(name="small_cnn"), own((1, 16, 16)), None, None)
+        assert resolve_backend(config(), dense) == resolve_backend(config(), image) == "native"
+        assert resolve_backend(config(engine={"backend": "sequential"}), dense) == "sequential"
 
     def test_the_native_way_is_refused_where_it_cannot_be_gone(self):
-        odd = assembly.build_networks(model(), own(), nn.Sequential(nn.Linear(4, 3), nn.GELU()), None)
-        assert assembly.resolve_backend(config(), odd) == "batched"
+        odd = build_networks(model(), own(), nn.Sequential(nn.Linear(4, 3), nn.GELU()), None)
+        assert resolve_backend(config(), odd) == "batched"
         with pytest.raises(ConfigError, match=r"engine\.backend='native'.*the expert cannot: it has a GELU.*'auto'"):
-            assembly.resolve_backend(config(engine={"backend": "native"}), odd)
+            resolve_backend(config(engine={"backend": "native"}), odd)
 
 
 def test_the_algorithm_gets_the_plans_and_the_sample_of_the_config():
-    networks = assembly.build_networks(model(), own(), None, None)
+    networks = build_networks(model(), own(), None, None)
     chosen = config(algorithm={"name": "fedavg", "validate_every": 3}, schedule={"clients_per_round": 2})
     algorithm = algorithm_of(chosen, own(), networks)
     pool, rng = np.arange(4), np.random.default_rng(0)
