@@ -174,7 +174,8 @@ struct Chain {
   }
   // Whether a convolution is followed by its norm: both then run on a few examples at a time, which stay in the cache.
   bool is_normed(int64_t l) const {
-    return layers[l].is_dense_conv() && !layers[l].relu && layers[l + 1].kind == GROUP_NORM && layers[l + 1].source == l;
+    const Layer &a = layers[l], &next = layers[l + 1];
+    return a.is_dense_conv() && !a.relu && next.kind == GROUP_NORM && next.source == l && next.second != l;
   }
 
   void conv_layer(int64_t l, bool with_norm, const float* const* params, const float* const* x, const float* const* added,
