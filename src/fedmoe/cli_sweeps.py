@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedmoe.sweeps.plan import Cell
     from fedmoe.sweeps.reproduction import Reproduction
 
+TIMING_SECONDS = 60.0  # of one call of `reproduce list`
+
 Processes = Annotated[int | None, typer.Option("--processes", help="Runs side by side. Default: one per core.", min=1)]
 Home = Annotated[
     Path, typer.Option("--dir", parser=path, metavar="FOLDER", help="Where the runs live. Default: runs/reproduce.")
@@ -158,7 +160,7 @@ def _list(found: "Sequence[Reproduction]", directory: Path) -> None:
     from fedmoe.sweeps.cost import Rates, estimate
     from fedmoe.sweeps.plan import is_finished
 
-    rows, rates = [], Rates(directory / "costs.json")
+    rows, rates = [], Rates(directory / "costs.json", TIMING_SECONDS)
     reasons: dict[str, list[str]] = {}
     with console.status("") as status:
         for number, one in enumerate(found, 1):
@@ -172,7 +174,7 @@ def _list(found: "Sequence[Reproduction]", directory: Path) -> None:
     console.print(reproduction_table(rows))
     for why, names in reasons.items():
         if why:
-            console.print(f"not timed: {', '.join(names)}: {escape(why)}", highlight=False)
+            console.print(f"{', '.join(names)}: {escape(why)}", style="dim", highlight=False)
 
 
 def parse_seeds(text: str) -> list[int]:

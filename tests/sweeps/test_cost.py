@@ -63,6 +63,15 @@ def test_a_common_expert_that_is_not_there_yet_can_be_timed_all_the_same(tmp_pat
     assert cost.estimate(cells, cost.Rates(tmp_path / "costs.json"), 20).seconds > 0
 
 
+def test_nobody_waits_longer_than_asked_and_what_is_known_is_told(config, tmp_path, timed):
+    cells = plan(config, {}, [0], tmp_path / "out")
+    impatient = cost.Rates(tmp_path / "costs.json", patience=-1)
+    found = cost.estimate(cells, impatient)
+    assert found.seconds is None and "not timed yet" in found.why and timed == []
+    cost.estimate(cells, cost.Rates(tmp_path / "costs.json"))
+    assert cost.estimate(cells, cost.Rates(tmp_path / "costs.json", patience=-1)).seconds > 0
+
+
 def test_what_cannot_be_timed_says_why(config, tmp_path):
     cells = plan(config, {}, [0], tmp_path / "out", ["split.num_clients=100000"])
     found = cost.estimate(cells, cost.Rates(tmp_path / "costs.json"))

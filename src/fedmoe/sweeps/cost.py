@@ -6,6 +6,8 @@ scored on. Early stopping is guessed, and cells side by side slow each other dow
 
 import hashlib
 import json
+import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 from fedmoe.config import ExperimentConfig
 from fedmoe.engines.embedded import default_workers
-from fedmoe.errors import FedmoeError
+from fedmoe.errors import FedmoeError, RunError
 from fedmoe.explain import explain
 from fedmoe.storage.files import make_private_folder, read_bytes, write_atomically
 from fedmoe.sweeps.plan import Cell, rounds_key
@@ -35,8 +37,9 @@ class Cost(NamedTuple):
 class Rates:
     """Seconds per example by algorithm, network and data; each is timed when first asked for, and kept in a file."""
 
-    def __init__(self, store: Path) -> None:
-        self.store = store
+    def __init__(self, store: Path, patience: float = math.inf) -> None:
+        """Nothing more is timed after `patience` seconds: what is not known then is left to another call."""
+        self.store, self.until = store, time.monotonic() + patience
         try:
             found = json.loads(read_bytes(store))
             self.known = {str(key): float(value) for key, value in found.items()}
@@ -50,6 +53,8 @@ class Rates:
         digest = hashlib.blake2b(json.dumps(table, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
         key = f"{algorithm}, {config.data.name}, {config.model.name}, {digest}"
         if key not in self.known:
+            if time.monotonic() > self.until:
+                raise RunError("not timed yet. Run the same command again to time more")
             self.known[key] = _seconds_per_example(config)
             make_private_folder(self.store.parent)
             write_atomically(self.store, json.dumps(self.known, indent=1).encode())
