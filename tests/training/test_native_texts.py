@@ -19,7 +19,8 @@ from fedmoe.streams import Streams
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.corrections import Proximal
 from fedmoe.training.fallbacks import record_fallbacks
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.optimizers import Adam, Sgd
 
 WORDS, USED, LENGTH, CLASSES = 40, 15, 7, 3  # no text has a word from 15 on
