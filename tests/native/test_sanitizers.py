@@ -1,5 +1,5 @@
-"""The native tests with other kernels: under AddressSanitizer and UndefinedBehaviorSanitizer, so that nothing is read or
-written out of bounds, and for machines with narrower vectors."""
+"""The native tests with other kernels: under sanitizers, so that nothing is read or written out of bounds (address,
+undefined behaviour), and for machines with narrower vectors."""
 
 import os
 import platform
