@@ -59,7 +59,10 @@ to 32 channels: its forward pass was faster, its backward pass slower. What made
 cache line (0.44 to 0.35 ms for 32 channels), points of a tile that are no power of two apart (else they share cache
 lines), and a layout in which a tile is a constant away from the next (0.59 to 0.47 ms for 16 channels). F(4x4, 3x3),
 which has fewer products still and rounds worse, was not tried. GroupNorm, the shortcut and ReLU are one pass, and run
-right behind their convolution on the few examples that are still in the cache: 3% of a step."""
+right behind their convolution on the few examples that are still in the cache: 3% of a step.
+
+When W4 and W4b were measured, other work kept more than one of the two cores busy, so their ratios of wall time spread
+widely. Ratios of processor time against one process per core, median of three turns each, were 2.25 and 2.43."""
 
 
 def page(summary: Line) -> str:
