@@ -26,8 +26,8 @@ memory, fused optimizers, one thread per process, validation in one batch; in W3
 anew. *Authors' way* is W3 as the published script does it: validation in every epoch, one image at a time, default
 Adam, one process. The texts of W5 are drawn with the lengths and the word frequencies of AG News, of which too few rows
 are at hand for a thousand clients; its plain loop runs two LSTMs over padded texts, which PyTorch computes three times
-faster than one over packed ones. Flower's clients run the plain loop's training; pfl and fedjax bring their own. Memory is the peak of
-all processes of a system, shared pages counted once (PSS)."""
+faster than one over packed ones. Flower's clients run the plain loop's training; pfl and fedjax bring their own. Memory
+is the peak of all processes of a system, shared pages counted once (PSS)."""
 
 LIMITS = """\
 `python benchmarks/profile_round.py W2` (AMD EPYC, 2026-11-16): of a round of 3.1 ms the kernels take 0.7; the trainer
