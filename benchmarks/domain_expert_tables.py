@@ -11,7 +11,8 @@ from shared_model import level_of
 
 Run = dict[str, Any]
 METHODS = ("Local", "FedAvg", "Algorithm 1", "Algorithm 2")
-LEVELS = ("∞", "σ = 0", "4", "2", "σ = 2", "σ = 4")  # in the paper's order
+ALONE = "–"  # nothing is sent, so there is no noise
+LEVELS = (ALONE, "∞", "σ = 0", "4", "2", "σ = 2", "σ = 4")  # in the paper's order
 
 
 def by_user(runs: Sequence[Run]) -> list[list[str]]:
@@ -84,12 +85,14 @@ def tried(folder: Path, pattern: str) -> list[list[str]]:
 
 
 def by_level_and_method(runs: Sequence[Run]) -> Iterable[tuple[str, str, list[Run]]]:
-    found: dict[tuple[str, str], list[Run]] = {}
+    """Runs of the same kind, one per seed and user left out: who trains alone does so once for all levels."""
+    found: dict[tuple[str, str], dict[Any, Run]] = {}
     for run in runs:
-        level = run["level"] if "level" in run else level_of(run["config"])
-        found.setdefault((level, run["title"].split(",")[0]), []).append(run)
+        title = run["title"].split(",")[0]
+        level = ALONE if title == "Local" else run["level"] if "level" in run else level_of(run["config"])
+        found.setdefault((level, title), {})[run["seed"], str(run.get("left_out"))] = run
     order = sorted(found, key=lambda key: (LEVELS.index(key[0]), METHODS.index(key[1])))
-    return [(level, title, found[level, title]) for level, title in order]
+    return [(level, title, list(found[level, title].values())) for level, title in order]
 
 
 def deviating(values: Sequence[float]) -> str:

@@ -13,7 +13,8 @@ def make_model(kind: str, num_outputs: int = 10) -> nn.Module:
         return nn.Linear(784, num_outputs)
     if kind == "bilstm":
         return BiLSTM(num_outputs)
-    return ResNet20(num_outputs) if kind == "resnet20" else small_cnn(num_outputs)
+    blocks = {"resnet20": 3, "resnet8": 1}.get(kind)
+    return ResNet(num_outputs, blocks) if blocks else small_cnn(num_outputs)
 
 
 def small_cnn(num_outputs: int) -> nn.Module:
@@ -45,9 +46,9 @@ class ResidualBlock(nn.Module):
         return F.relu(self.inner(x) + shortcut)
 
 
-class ResNet20(nn.Sequential):
-    def __init__(self, num_outputs: int) -> None:
-        widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
+class ResNet(nn.Sequential):
+    def __init__(self, num_outputs: int, blocks: int) -> None:
+        widths = [16] + [width for width in (16, 32, 64) for _ in range(blocks)]
         super().__init__(
             nn.Conv2d(3, 16, 3, 1, 1, bias=False),
             nn.GroupNorm(4, 16),

@@ -34,12 +34,12 @@ def facts_of(folder: Path) -> Facts:
         return {}
     result = fedmoe.load(folder)
     found = {"gradient_norms": [float(f"{norm:.{DIGITS}g}") for norm in norms]}
-    return found | (gates_of(result) if result.results["task"] == "regression" else answers_of(result))
+    return found | (gates_of(result) if result.data["task"] == "regression" else answers_of(result))
 
 
 def answers_of(result: Result) -> Facts:
     """Of the shared model alone on the global test, one digit per mail; how many are right."""
-    config = result.results["config"]
+    config = result.data["config"]
     test = global_test(json.dumps({"data": config["data"], "split": config["split"]}))
     with torch.no_grad():
         answers = result.algorithm.predict(result.delivered[0], None, None, test.x).argmax(1)
@@ -57,7 +57,8 @@ def gates_of(result: Result) -> Facts:
     gates = []
     for client in range(result.federation.num_clients):
         tensors = result.personal_model(client).state_dict()
-        found = [tensors[name].flatten().tolist() for name in sorted(tensors) if "personal_gate" in name]
+        names = [name for name in sorted(tensors) if name.removeprefix("personal_").startswith("gate.")]
+        found = [tensors[name].flatten().tolist() for name in names]
         gates.append([round(number, DIGITS) for part in reversed(found) for number in part])
     return {"gates": gates} if all(gates) else {}
 

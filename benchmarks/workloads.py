@@ -18,7 +18,7 @@ VOCABULARY, MOST_TOKENS = 10_000, 64
 @dataclass(frozen=True)
 class Workload:
     name: str
-    model: str  # cnn, logistic, mixture, resnet20 or bilstm
+    model: str  # cnn, logistic, mixture, resnet20, resnet8 or bilstm
     num_clients: int
     num_examples: int  # for training, per client
     input_shape: tuple[int, ...]
@@ -51,6 +51,7 @@ WORKLOADS = {
         Workload("W2", "logistic", 1000, 60, (784,), 10, 1, 10, "sgd", 0.03, rounds=100),
         Workload("W3", "mixture", 20, 100, IMAGE, 20, 20, 10, "adam", 1e-5, rounds=1, num_validation=200),
         Workload("W4", "resnet20", 10, 100, IMAGE, 10, 1, 20, "sgd", 0.1, rounds=2),
+        Workload("W4b", "resnet8", 10, 100, IMAGE, 10, 1, 20, "sgd", 0.1, rounds=6),
         Workload("W5", "bilstm", 1000, 100, (MOST_TOKENS,), 50, 3, 10, "adam", 5e-4, rounds=1, num_classes=4),
     )
 }
@@ -61,13 +62,26 @@ TITLES = {
     "W2": "logistic regression, 10 of 1000 clients per round, SGD",
     "W3": "specialist and gate of 20 clients, general model frozen",
     "W4": "ResNet-20 with GroupNorm, 10 clients per round, SGD",
+    "W4b": "the same with ResNet-8",
     "W5": "bidirectional LSTM on texts, 50 of 1000 clients per round, 3 epochs, Adam",
 }
 
-# Multiply-adds of the small CNN on one image: two convolutions, three dense layers.
+# Multiply-adds of the networks on one image. The small CNN: two convolutions, three dense layers.
 CNN_PRODUCTS = 28 * 28 * 6 * 75 + 10 * 10 * 16 * 150 + 400 * 120 + 120 * 84 + 84 * 10
-# Dense-equivalent operations of one step of W1: ten images, two per multiply-add, the backward pass twice the forward.
-CNN_STEP_FLOP = 10 * 2 * 3 * CNN_PRODUCTS
+
+
+def resnet_products(blocks: int) -> int:
+    """Of three stages of so many blocks. A convolution costs the same in each; two of them halve the image."""
+    stem, convolution = 32 * 32 * 16 * 27, 32 * 32 * 16 * 144
+    return stem + (3 * 2 * blocks - 2) * convolution + 2 * (convolution // 2) + 64 * 10
+
+
+PRODUCTS = {"cnn": CNN_PRODUCTS, "resnet20": resnet_products(3), "resnet8": resnet_products(1)}
+
+
+def step_flop(workload: Workload) -> int:
+    """Dense-equivalent operations of one step: two per multiply-add, the backward pass twice the forward."""
+    return workload.batch_size * 2 * 3 * PRODUCTS[workload.model]
 
 
 def client_data(workload: Workload, client: int) -> tuple[NDArray[Any], NDArray[np.int64]]:

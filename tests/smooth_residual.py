@@ -1,4 +1,4 @@
-"""A residual network without kinks: where a ReLU is within rounding of zero, its gradient jumps, whoever computes it."""
+"""A residual network without kinks: where a ReLU is within rounding of zero, its gradient jumps."""
 
 import torch
 import torch.nn.functional as F

@@ -74,6 +74,7 @@ class Residual(nn.Module):
 )
 def test_contract_of_residual_networks(name: str, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federation, "make_expert", Residual)
+    assert isinstance(tiny_setup("native").expert.module, Residual)
     CHECKS[check].run(subject(name, "native"), tmp_path)
 
 

@@ -19,7 +19,8 @@ from fedmoe.errors import DataError
 from fedmoe.models.text import TextLSTM
 from fedmoe.native import build
 from fedmoe.native.kernel import Kernel
-from fedmoe.native.program import DENSE, LSTM, RELU, Unsupported, program_of
+from fedmoe.native.layers import DENSE, LSTM, RELU, Unsupported
+from fedmoe.native.program import program_of
 
 WORDS = 30
 FACTOR = 4.0  # how much farther from float64 than PyTorch's own float32 the kernels may be

@@ -105,6 +105,24 @@ def test_convolutions_without_pooling_are_as_near_to_the_truth_as_pytorch(
     assert_no_farther_than_torch(module, (channels, *side), batch, seed)
 
 
+class Several(nn.Module):
+    """A convolution whose output a norm, the sum with it and a later layer read; and an input that is read twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.other = nn.Conv2d(16, 16, 3, 1, 1), nn.GroupNorm(4, 16), nn.Conv2d(16, 16, 1)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        z = torch.tanh(self.norm(y) + y) + y
+        return self.head((self.other(torch.tanh(z + z)) + x).mean((2, 3)))
+
+
+def test_what_several_layers_read_gets_a_gradient_from_each():
+    assert_no_farther_than_torch(Several(), (16, 5, 6), batch=3, seed=0)
+
+
 def transformed(matrix, tensor):
     """matrix tensor matrix^T over the last two axes."""
     return matrix @ tensor @ matrix.T

@@ -84,6 +84,13 @@ def log_likelihoods(log_probs_HBC: Tensor, y_B: Tensor) -> Tensor:
     return log_probs_HBC.gather(-1, at_B1)[..., 0].T
 
 
+def gaussian_log_likelihoods(means_HBC: Tensor, y_B: Tensor, deviation: float) -> Tensor:
+    """log p(y|x, z) of numbers: (B, H). An expert predicts the mean of each, all with the same deviation."""
+    distances_HBC = (y_B.reshape(means_HBC.shape[1:]) - means_HBC) / deviation
+    constant = math.log(deviation * math.sqrt(2 * math.pi))
+    return -(distances_HBC.square() / 2 + constant).sum(-1).T
+
+
 def log_marginal(log_gate_BH: Tensor, log_likelihood_BH: Tensor) -> Tensor:
     """Eq. 3 of each example: the log-likelihood of the plain mixture."""
     return (log_gate_BH + log_likelihood_BH).logsumexp(-1)

@@ -34,6 +34,7 @@ SOURCES = (
     "lstm_rows.h",
     "lstm_forward.h",
     "lstm.h",
+    "tape.h",
     "chain.h",
     "private.h",
     "losses.h",
