@@ -13,10 +13,11 @@ demo: $(STAMP)
 test: check
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-# What takes minutes: the kernels under sanitizers, pages in a browser; and Ray and Flower, in an environment of their own (2 GB).
+# What takes minutes: the kernels under sanitizers, pages in a browser; and Ray and Flower, in an environment of their own
+# (2 GB) and, where the system allows, with no network but loopback; of the silos' side all tests, of which some need Flower.
 slow: $(STAMP) $(ENGINES)/.installed
-	$(BIN)/python -m pytest -m slow --ignore=tests/distributed
-	$(ENGINES)/bin/python -m pytest -m slow tests/distributed
+	$(BIN)/python -m pytest -m slow --ignore=tests/distributed --ignore=tests/silos
+	$(ENGINES)/bin/python tests/distributed/without_network.py $(ENGINES)/bin/python -m pytest tests/distributed tests/silos
 
 # `make test` runs the same examples every time; this searches for others, FUZZ_RUNS times.
 FUZZ_RUNS ?= 5

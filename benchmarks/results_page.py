@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import domain_expert_tables
 from recovered_groups import HOW, recovered
 from stored_runs import Run, load, store
 
@@ -240,6 +241,18 @@ def headline(folder: Path, pattern: str, name: str) -> list[list[str]]:
     return [head, *rows]
 
 
+def by_user(folder: Path, pattern: str) -> list[list[str]]:
+    return domain_expert_tables.by_user(load(folder, pattern))
+
+
+def agreement(folder: Path, pattern: str) -> list[list[str]]:
+    return domain_expert_tables.agreement(load(folder, pattern))
+
+
+def left_out(folder: Path, name: str) -> list[list[str]]:
+    return domain_expert_tables.left_out(folder / name)
+
+
 CLAIM = ("at", "difference", "seeds", "verdict")
 KINDS: dict[str, Callable[..., list[list[str]]]] = {
     "beside": beside,
@@ -252,6 +265,10 @@ KINDS: dict[str, Callable[..., list[list[str]]]] = {
     "groups": groups,
     "traffic": traffic,
     "stored": stored,
+    "by_user": by_user,
+    "agreement": agreement,
+    "left_out": left_out,
+    "tried": domain_expert_tables.tried,
 }
 
 
@@ -294,9 +311,9 @@ def main() -> None:
     verbs.add_parser("write")
     asked = parser.parse_args()
     if asked.verb == "store":
-        left_out = store(RESULTS / asked.name / "runs", asked.runs, asked.commit, asked.command)
-        if left_out:
-            parser.exit(2, "".join(f"{words}\n" for words in left_out))
+        omitted = store(RESULTS / asked.name / "runs", asked.runs, asked.commit, asked.command)
+        if omitted:
+            parser.exit(2, "".join(f"{words}\n" for words in omitted))
     else:
         for page in pages():
             page.write_text(rendered(page), encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from recovered_groups import usage_of
+from shared_model import facts_of
 
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import PATHS
@@ -46,7 +47,8 @@ def store(into: Path, folders: Sequence[Path], commit: str, command: str | None 
             left_out.append(str(error))
             continue
         taken.add(name)
-        run = compact({**results, "command": command or results["command"]}, commit) | (usage_of(folder) or {})
+        run = compact({**results, "command": command or results["command"]}, commit)
+        run |= (usage_of(folder) or {}) | facts_of(folder)
         (into / f"{name}.json").write_text(one_line_per_key(run), encoding="utf-8")
     return left_out
 

@@ -70,9 +70,10 @@ def export_command(
     gate: Gate = None,
     algorithm: Algorithm = None,
 ) -> None:
-    """A client's model as files that run without fedmoe: safetensors, a torch.export program, ONNX, a model card.
+    r"""A client's model as files that run without fedmoe: safetensors, a torch.export program, ONNX, a model card.
 
-    Every program is run against the run's own model before it is left there. ONNX needs `pip install 'fedmoe[export]'`.
+    Every program is run against the run's own model before it is left there. ONNX needs
+    `pip install 'fedmoe\[export]'`.
 
     Example: fedmoe export runs/wards --client north --to models/north --data new_patients.csv
     """
@@ -97,10 +98,10 @@ def serve_command(
     gate: Gate = None,
     algorithm: Algorithm = None,
 ) -> None:
-    """Answer rows over HTTP with a client's model, for programs on this machine alone. Ctrl-C ends it.
+    r"""Answer rows over HTTP with a client's model, for programs on this machine alone. Ctrl-C ends it.
 
     POST /predict takes {"rows": [...]} and, if wished, "prior": "own", "balanced" or "estimated" (from these rows).
-    GET / tells what the model is. Needs `pip install 'fedmoe[serve]'`.
+    GET / tells what the model is. Needs `pip install 'fedmoe\[serve]'`.
 
     Example: fedmoe serve runs/wards --client north --port 8000
     """

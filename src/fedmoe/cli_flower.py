@@ -1,6 +1,5 @@
 """`fedmoe flower`: an app for Flower on real silos, from its files to a resumed run."""
 
-import subprocess
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,6 @@ import typer
 from rich.markup import escape
 
 from fedmoe.cli_options import console, path
-from fedmoe.errors import RunError
 
 flower_app = typer.Typer(no_args_is_help=True, help="Train on real silos with Flower (extra `flower`).")
 
@@ -81,7 +79,9 @@ def resume_command(app: AppFolder, superlink: SuperLink = "", directory: ServerF
 
     Example: fedmoe flower resume silo_app
     """
-    _flwr_run(app, superlink, directory, "resume=true")
+    from fedmoe.silos.flwr_run import run_app
+
+    run_app(app, superlink, directory, "resume=true")
 
 
 @flower_app.command(name="personalize")
@@ -92,13 +92,6 @@ def personalize_command(app: AppFolder, superlink: SuperLink = "", directory: Se
 
     Example: fedmoe flower personalize silo_app
     """
-    _flwr_run(app, superlink, directory, "personalize=true")
+    from fedmoe.silos.flwr_run import run_app
 
-
-def _flwr_run(app: Path, superlink: str, directory: str, setting: str) -> None:
-    from fedmoe.engines.flower.environment import program, quiet_environment
-
-    told = f'{setting} directory="{directory}"' if directory else setting
-    command = [program("flwr"), "run", str(app), *([superlink] if superlink else []), "--run-config", told, "--stream"]
-    if code := subprocess.run(command, env=dict(quiet_environment())).returncode:
-        raise RunError(f"`flwr run` ended with {code}; what it said is above.")
+    run_app(app, superlink, directory, "personalize=true")

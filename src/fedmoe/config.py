@@ -152,6 +152,11 @@ class EngineConfig(Section):
         """A message to a node is for its one client: nothing is trained together."""
         return self.name == "flower"
 
+    @property
+    def on_silos(self) -> bool:
+        """Whether the clients' records are on machines of their own: then the config declares how many there are."""
+        return self.name == "flower" and self.flower.num_clients is not None
+
 
 class ExperimentConfig(Section):
     name: str = "run"

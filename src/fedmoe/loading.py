@@ -47,6 +47,7 @@ def load(
     parts = build_without_data(config, _facts(run), expert, gate, common_expert)
     _require_recorded_modules(run, recorded, parts)
     _require_recorded_common_expert(run, recorded, parts)
+    _require_models_here(run, parts)
     worker = Worker(parts, run.private_store, recorded["run_id"])
     session = Session(parts, InProcess(worker))
     _go_to_the_end(run, recorded["run_id"], session)
@@ -120,6 +121,14 @@ def _require_recorded_common_expert(run: RunDirectory, recorded: dict[str, Any],
         raise RunError(
             f"this common expert is not the one that the run in {run.path} was made with: its weights differ. Pass the "
             "same one, or put common_expert.safetensors back."
+        )
+
+
+def _require_models_here(run: RunDirectory, parts: Parts) -> None:
+    if parts.config.engine.on_silos and (parts.algorithm.keeps_client_state or parts.algorithm.personalize):
+        raise RunError(
+            f"the run in {run.path} was made on silos: each personal model is on its client's own node and does not "
+            "leave it. `fedmoe flower personalize` leaves it there as model.pt2, which runs without fedmoe."
         )
 
 

@@ -1,9 +1,7 @@
-"""A Flower deployment on the loopback interface, for tests: all in one folder, stopped with it, every wait bounded.
-
-Without a proxy in front: see docs/deploy.md for what a real one needs.
-"""
+"""A Flower deployment on the loopback interface, for tests: all in one folder, stopped with it, every wait bounded."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +29,11 @@ def free_port() -> int:
         return port
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as end:
+        return end.connect_ex(("127.0.0.1", port)) == 0
+
+
 def wait_for(holds: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -44,6 +47,7 @@ class Deployment:
     def __init__(self, folder: Path) -> None:
         self.folder, self.app = folder, folder / "silo_app"
         self.port = free_port()
+        self.proxy: int | None = None  # the port of the proxy in front, if there is one
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
@@ -75,14 +79,14 @@ class Deployment:
             "--ssl-keyfile", f"{keys}/server.key", "--enable-supernode-auth", "--database", "link.db",
             "--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(self.port),
         )  # fmt: skip
-        wait_for(self.listens, "the SuperLink listens")
+        wait_for(lambda: listens(self.port), "the SuperLink listens")
 
-    def listens(self) -> bool:
-        with socket.socket() as end:
-            return end.connect_ex(("127.0.0.1", self.port)) == 0
-
-    def register(self, number: int) -> None:
-        self.flwr("supernode", "register", f"{self.folder}/keys/node-{number}.pub", "silos")
+    def register(self, number: int) -> str:
+        """The id that Flower gave the node."""
+        said = self.flwr("supernode", "register", f"{self.folder}/keys/node-{number}.pub", "silos", "--format", "json")
+        found = re.search(r'"node-id": "?(\d+)', said)
+        assert found, said
+        return found[1]
 
     def start_node(self, client: int, key: int | None = None, *options: str, superlink: str = "") -> None:
         key = client if key is None else key

@@ -1,72 +1,75 @@
-"""A small stand-in for the proxy of docs/deploy.md: it ends TLS and lets only the routes of nodes through."""
+"""The proxy of docs/deploy.md: nginx itself, as a process of this user on a free port, with the config of that page."""
 
-import http.client
+import grp
+import os
+import pwd
 import re
-import ssl
-import threading
+import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
+from distributed.deployment import free_port, listens
+
 DOCS = Path(__file__).parents[2] / "docs" / "deploy.md"
+NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+needs_nginx = pytest.mark.skipif(
+    NGINX is None, reason="nginx is not installed: the proxy of docs/deploy.md is not tried"
+)
+
+# What is around the page's `server` block: no service, nothing outside of its own folder.
+AROUND = """
+daemon off;
+pid nginx.pid;
+user {user} {group};
+error_log error.log;
+events {{}}
+http {{
+    access_log access.log;
+    client_body_temp_path body;
+    proxy_temp_path proxy;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+{server}}}
+"""
 
 
-def allowed_prefixes() -> list[str]:
-    """The locations that the nginx config in the docs passes on."""
-    blocks = re.findall(r"location\s+(\S+)\s*\{([^}]*)\}", DOCS.read_text(encoding="utf-8"))
-    return [place for place, block in blocks if "proxy_pass" in block]
+def recipe(port: int, superlink: int, keys: Path) -> str:
+    """The page's config with other ports, this folder's keys and this machine's name."""
+    (block,) = re.findall(r"```nginx\n(.*?)```", DOCS.read_text(encoding="utf-8"), flags=re.S)
+    changes = {
+        "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
+        "127.0.0.1:8000": f"127.0.0.1:{superlink}",
+        "fed.example.org": "localhost",
+        "/etc/fed/": f"{keys}/",
+    }
+    for old, new in changes.items():
+        assert old in block
+        block = block.replace(old, new)
+    return block
 
 
 @contextmanager
-def proxy_to(port: int, keys: Path) -> Iterator[int]:
-    prefixes = allowed_prefixes()
-    upstream = ssl.create_default_context(cafile=str(keys / "ca.crt"))
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = self.rfile.read(length)
-            if not any(self.path.startswith(prefix) for prefix in prefixes):
-                return self._reply(403, b"", {})
-            line = http.client.HTTPSConnection("127.0.0.1", port, context=upstream, timeout=120)
-            try:
-                headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-                line.request("POST", self.path, body, headers)
-                answer = line.getresponse()
-                kept = {
-                    n: v for n, v in answer.getheaders() if n.lower() not in ("transfer-encoding", "content-length")
-                }
-                return self._reply(answer.status, answer.read(), kept)
-            except OSError:
-                return self._reply(502, b"", {})
-            finally:
-                line.close()
-
-        do_GET = do_PUT = do_DELETE = do_POST
-
-        def _reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(keys / "server.crt", keys / "server.key")
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+def nginx_to(superlink: int, keys: Path, folder: Path) -> Iterator[int]:
+    """Its port."""
+    assert NGINX
+    folder.mkdir()
+    port = free_port()
+    names = {"user": pwd.getpwuid(os.getuid()).pw_name, "group": grp.getgrgid(os.getgid()).gr_name}
+    (folder / "nginx.conf").write_text(AROUND.format(server=recipe(port, superlink, keys), **names))
+    command = [NGINX, "-p", str(folder), "-c", "nginx.conf", "-e", "error.log"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while not listens(port):
+                assert process.poll() is None and time.monotonic() < deadline, (folder / "error.log").read_text()
+                time.sleep(0.1)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(30)

@@ -1,4 +1,4 @@
-"""A deployment with TLS and node keys on the loopback interface: SuperLink, three nodes, a proxy; and what is killed.
+"""A deployment with TLS and node keys on the loopback interface: SuperLink, three nodes, nginx; and what is killed.
 
 Tests run in order and share one deployment: to start it takes most of their time.
 """
@@ -8,15 +8,16 @@ import json
 import re
 import signal
 import sqlite3
+import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from distributed.deployment import PATIENCE, Deployment, deployed, kill_process, wait_for
-from distributed.proxy import allowed_prefixes, proxy_to
+from distributed.proxy import NGINX, needs_nginx, nginx_to
 from fedmoe.silos.certificates import write_certificates
 
 pytest.importorskip("flwr", reason="the extra flower is not installed: pip install 'fedmoe[flower]'")
@@ -28,8 +29,9 @@ LONG = 12  # rounds, in which a node that was killed comes back: Flower takes it
 
 @pytest.fixture(scope="module")
 def silos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Node 1 connects through the proxy."""
-    with deployed(tmp_path_factory.mktemp("silos")) as made:
+    """Node 1 connects through the proxy, where there is one."""
+    with ExitStack() as stack:
+        made = stack.enter_context(deployed(tmp_path_factory.mktemp("silos")))
         config = made.app / "fedmoe.toml"
         text = (
             config.read_text()
@@ -40,12 +42,12 @@ def silos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         made.start_link()
         for number in range(3):
             made.register(number)
-        with proxy_to(made.port, made.folder / "keys") as port:
-            made.proxy = port  # type: ignore[attr-defined]
-            made.start_node(0, None, "--send-scores")
-            made.start_node(1, None, superlink=f"127.0.0.1:{port}")
-            made.start_node(2)
-            yield made
+        if NGINX:
+            made.proxy = stack.enter_context(nginx_to(made.port, made.folder / "keys", made.folder / "nginx"))
+        made.start_node(0, None, "--send-scores")
+        made.start_node(1, None, superlink=f"127.0.0.1:{made.proxy or made.port}")
+        made.start_node(2)
+        yield made
 
 
 def start_run(silos: Deployment, name: str, *settings: str) -> "subprocess.Popen[bytes]":
@@ -93,9 +95,16 @@ def test_personal_models_are_left_on_the_nodes(silos: Deployment) -> None:
         ["fedmoe", "flower", "personalize", str(silos.app), "silos", "--dir", f"{silos.folder}/whole"],
         env=silos.environment, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    assert "personal models lie on the nodes of clients [0, 1, 2]" in done.stdout + done.stderr
+    assert "personal models lie on the nodes of clients [0, 1, 2]" in done.stdout and done.returncode == 0, done.stderr
     models = sorted(silos.folder.glob("state-*/runs/*/model.pt2"))
     assert len(models) == 3 and all(model.stat().st_mode & 0o777 == 0o600 for model in models)
+
+
+@needs_nginx
+def test_the_second_node_took_part_through_the_proxy(silos: Deployment) -> None:
+    passed = (silos.folder / "nginx" / "access.log").read_text()
+    for route in ("activate-node", "pull-messages", "push-messages"):
+        assert f'"POST /v1/fleet/{route} HTTP/1.1" 200' in passed
 
 
 def test_private_files_are_for_their_owner_alone(silos: Deployment) -> None:
@@ -111,6 +120,7 @@ def test_a_killed_server_is_resumed_to_the_same_end(silos: Deployment) -> None:
     silos.start_link()
     silos.start("resumed", "fedmoe", "flower", "resume", str(silos.app), "silos", "--dir", f"{silos.folder}/killed")
     wait_for_end(silos, "resumed")
+    assert silos.processes["resumed"].wait(PATIENCE) == 0
     assert re.search(r"3 rounds, from round [12] on", silos.log("resumed"))
     assert final_state(silos.folder / "killed") == final_state(silos.folder / "whole")
     assert (silos.folder / "killed" / "attempt").read_text() == "2"
@@ -154,52 +164,113 @@ def node_command(silos: Deployment, key: str, ca: str, address: str) -> list[str
     ]  # fmt: skip
 
 
-def test_who_has_no_registered_key_or_another_authority_is_refused(silos: Deployment, tmp_path: Path) -> None:
-    keys, address = silos.folder / "keys", f"127.0.0.1:{silos.port}"
+def door(silos: Deployment, name: str) -> int:
+    if name == "proxy":
+        assert silos.proxy is not None
+        return silos.proxy
+    return silos.port
+
+
+doors = pytest.mark.parametrize("name", ["superlink", pytest.param("proxy", marks=needs_nginx)])
+
+
+@doors
+def test_who_has_no_registered_key_or_another_authority_is_refused(
+    name: str, silos: Deployment, tmp_path: Path
+) -> None:
+    keys, address = silos.folder / "keys", f"127.0.0.1:{door(silos, name)}"
     said = refusal(silos, *node_command(silos, f"{keys}/node-3", f"{keys}/ca.crt", address))
     assert "ended 1 times in a row" in said and "key registered" in said
     write_certificates(tmp_path / "other", ["localhost"], 0)
-    said = refusal(silos, *node_command(silos, f"{keys}/node-3", f"{tmp_path}/other/ca.crt", address))
+    said = refusal(silos, *node_command(silos, f"{keys}/node-0", f"{tmp_path}/other/ca.crt", address))
     assert "certificate of" in said and "is not one of" in said
-    said = refusal(silos, *node_command(silos, f"{keys}/node-3", f"{keys}/ca.crt", "127.0.0.1:1"))
+
+
+def test_a_client_whose_key_is_unregistered_is_refused(silos: Deployment) -> None:
+    keys = silos.folder / "keys"
+    said = silos.flwr("supernode", "unregister", silos.register(3), "silos")
+    assert "unregistered successfully" in said
+    said = refusal(silos, *node_command(silos, f"{keys}/node-3", f"{keys}/ca.crt", f"127.0.0.1:{silos.port}"))
+    assert "ended 1 times in a row" in said and "key registered" in said
+
+
+def test_an_address_where_nobody_listens_is_said(silos: Deployment) -> None:
+    keys = silos.folder / "keys"
+    said = refusal(silos, *node_command(silos, f"{keys}/node-0", f"{keys}/ca.crt", "127.0.0.1:1"))
     assert "no SuperLink is at 127.0.0.1:1" in said
 
 
-def test_plaintext_is_refused(silos: Deployment) -> None:
-    line = http.client.HTTPConnection("127.0.0.1", silos.port, timeout=20)
-    with pytest.raises((http.client.HTTPException, ConnectionError)):
-        line.request("POST", "/v1/fleet/register-node", b"")
-        line.getresponse()
-    line.close()
+@doors
+def test_plaintext_is_refused(name: str, silos: Deployment) -> None:
+    """By a closed connection, or in words of HTTP and before anything is passed on."""
+    line = http.client.HTTPConnection("127.0.0.1", door(silos, name), timeout=20)
+    try:
+        line.request("POST", "/v1/fleet/pull-messages", b"")
+        answer = line.getresponse()
+        assert (answer.status, b"plain HTTP request was sent to HTTPS port" in answer.read()) == (400, True)
+    except (http.client.HTTPException, ConnectionError):
+        pass
+    finally:
+        line.close()
 
 
-def test_control_routes_do_not_pass_the_proxy(silos: Deployment) -> None:
-    assert allowed_prefixes() == ["/v1/fleet/"]
+def status(silos: Deployment, port: int, path: str, body: bytes = b"") -> int:
+    context = ssl.create_default_context(cafile=str(silos.folder / "keys" / "ca.crt"))
+    line = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
+    try:
+        line.request("POST", path, body)
+        return line.getresponse().status
+    finally:
+        line.close()
+
+
+@needs_nginx
+def test_runs_and_keys_are_out_of_reach_behind_the_proxy(silos: Deployment) -> None:
+    """The same commands with the same files succeed on the server itself: only the proxy is in the way."""
     config = silos.folder / "outside" / "config.toml"
     config.parent.mkdir()
-    ca = silos.folder / "keys" / "ca.crt"
-    for port, passes in ((silos.port, True), (silos.proxy, False)):  # type: ignore[attr-defined]
-        named = f'[superlink.silos]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{ca}"\n'
-        config.write_text(f'[superlink]\ndefault = "silos"\n{named}')
-        for command in (["list", "silos"], ["supernode", "register", f"{silos.folder}/keys/node-3.pub", "silos"]):
-            done = subprocess.run(
-                ["flwr", *command], env={**silos.environment, "FLWR_HOME": str(config.parent)}, capture_output=True,
-                text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-            assert (done.returncode == 0) is passes, done.stdout + done.stderr
+    text = (silos.folder / "flwr" / "config.toml").read_text()
+    config.write_text(text.replace(f":{silos.port}", f":{silos.proxy}"))
+    environment = {**silos.environment, "FLWR_HOME": str(config.parent)}
+    key = f"{silos.folder}/keys/node-3.pub"
+    for command in (["list", "silos"], ["supernode", "register", key, "silos"], ["run", str(silos.app), "silos"]):
+        done = subprocess.run(
+            ["flwr", *command], env=environment, capture_output=True, text=True, timeout=PATIENCE,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode != 0 and "403" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@needs_nginx
+def test_no_spelling_of_a_control_route_passes_the_proxy(silos: Deployment) -> None:
+    from flwr.superlink.routers.control.router import router
+
+    routes = [route.path for route in router.routes]
+    assert len(routes) > 5 and all(route.startswith("/v1/control/") for route in routes)
+    spelled = [f"/v1/fleet/{up}control/list-runs" for up in ("../", "%2e%2e/", "..%2f", "x/../../", "/../")]
+    others = ["/v1/runtime/acquire-task", "//v1/control/list-runs", "/V1/control/list-runs", "/health", "/docs", "/"]
+    for path in [*routes, *spelled, *others]:
+        assert status(silos, door(silos, "proxy"), path) == 403, path
+
+
+@needs_nginx
+def test_pieces_as_large_as_flower_makes_them_pass_the_proxy(silos: Deployment) -> None:
+    """Five megabytes, which is more than nginx lets through where nothing is said."""
+    from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as LARGEST
+
+    too_large = 413
+    path, port = "/v1/fleet/push-object", door(silos, "proxy")
+    answer = status(silos, port, path, bytes(LARGEST + 1000))
+    assert answer == status(silos, silos.port, path, bytes(LARGEST + 1000)) != too_large
+    assert status(silos, port, path, bytes(65 << 20)) == too_large
 
 
 def test_a_resume_with_another_config_is_refused(silos: Deployment) -> None:
-    start_run(silos, "other", "resume=true")
-    wait_for(lambda: "holds no run to go on with" in silos.log("other"), silos.log("other")[-500:])
-    silos.start("again", "flwr", "run", str(silos.app), "silos", "--stream", "--run-config",
-                f'directory="{silos.folder}/whole"')  # fmt: skip
-    wait_for(lambda: "holds a run already" in silos.log("again"), silos.log("again")[-500:])
     config = silos.app / "fedmoe.toml"
     config.write_text(config.read_text().replace("seed = 0", "seed = 1"))
     silos.start("changed", "fedmoe", "flower", "resume", str(silos.app), "silos", "--dir", f"{silos.folder}/whole")
     sentence = "belongs to another run: seed is 0 there and 1 here"
-    wait_for(lambda: sentence in silos.log("changed"), "its refusal")
+    assert silos.processes["changed"].wait(PATIENCE) == 2 and sentence in silos.log("changed")
 
 
 def test_a_node_that_is_told_to_stop_leaves_no_process(silos: Deployment) -> None:

@@ -102,7 +102,7 @@ def test_rejected_updates_are_counted_under_either_name(make_results):
 def test_runs_without_scores_are_shown_and_said(make_results):
     first, second = make_results(("fedavg", "fine_tuned"))
     results = [first | {"scores": []}, second]
-    everywhere(results, "No client was asked for scores: FedAvg.")
+    everywhere(results, "No client was asked for scores and agreed to send them: FedAvg.")
     assert "| FedAvg | – | – | – | – |" in markdown_table(results)
     assert "No client was asked" in render([first | {"scores": []}], "Digits")
 

@@ -82,6 +82,15 @@ def test_a_supernode_is_told_what_its_owner_decided(tmp_path: Path) -> None:
     assert "--insecure" not in command
 
 
+def test_a_supernode_is_told_to_send_nothing_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_supernode(tmp_path, f"env > {tmp_path}/told; exit 1", monkeypatch)
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
+    with kept_handlers(), pytest.raises(RunError):
+        supervise(settings_in(tmp_path, tries=1))
+    told = (tmp_path / "told").read_text().splitlines()
+    assert {"FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1", "RAY_USAGE_STATS_ENABLED=0"} <= set(told)
+
+
 def test_only_workers_of_this_package_are_ended(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     ours = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "fedmoe.silos.warm"])

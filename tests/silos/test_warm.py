@@ -2,19 +2,23 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fedmoe.engines.channel import Channel
 from fedmoe.errors import ConfigError, RunError
 from fedmoe.framing import pack, unpack
 from fedmoe.silos import client
 from fedmoe.silos.app_files import write_app
 from fedmoe.silos.client import ask_worker
 from fedmoe.silos.place import Place
+from fedmoe.silos.sockets import in_folder
 from fedmoe.silos.supervisor import stop_workers
 
 ENVELOPE = {"run": "0" * 32, "attempt": 1}
@@ -77,6 +81,42 @@ def test_a_worker_is_started_once_and_again_after_it_was_killed(place: Place) ->
     assert (
         "client_data failed: FileNotFoundError: ward.csv" in unpack(ask_worker(broken, ENVELOPE, HELLO))[0]["message"]
     )
+
+
+def worker_that_is_lost(place: Place, times: int) -> threading.Thread:
+    """Takes so many requests without a reply, as one that is killed does, and answers the next with what was asked."""
+    Path(place.home).mkdir()
+    with in_folder(Path(place.home)) as folder:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{folder}/worker-{place.key}.sock")
+    listener.listen()
+    listener.settimeout(20)
+
+    def serve() -> None:
+        with listener:
+            for _ in range(times):
+                listener.accept()[0].close()
+            if times < client.TIMES_ASKED:
+                end, _ = listener.accept()
+                with end:
+                    Channel(end).send(unpack(Channel(end).receive())[1][0])
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_worker_that_is_lost_is_asked_once_more(place: Place) -> None:
+    thread = worker_that_is_lost(place, 1)
+    assert bytes(ask_worker(place, ENVELOPE, HELLO)) == bytes(HELLO)
+    thread.join(20)
+
+
+def test_a_worker_that_is_lost_again_is_said(place: Place) -> None:
+    thread = worker_that_is_lost(place, client.TIMES_ASKED)
+    with pytest.raises(RunError, match=r"lost 2 times in the middle of its work; see .*worker.log"):
+        ask_worker(place, ENVELOPE, HELLO)
+    thread.join(20)
 
 
 def test_a_worker_that_does_not_start_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

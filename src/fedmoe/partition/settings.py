@@ -15,6 +15,7 @@ Pairs = Literal["overlapping", "disjoint"]
 
 class SplitSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+    seed: NonNegativeInt | None = None  # default: that of the run; set, runs of all seeds have the same clients
 
 
 class PublicRows(SplitSection):

@@ -49,7 +49,7 @@ def _planned(run: RunRecord) -> Any:
 
 def _not_scored(methods: Sequence[Method]) -> list[str]:
     unscored = [method.title for method in methods if not any(run["scores"] for run in method.runs)]
-    return [f"No client was asked for scores: {', '.join(unscored)}."] if unscored else []
+    return [f"No client was asked for scores and agreed to send them: {', '.join(unscored)}."] if unscored else []
 
 
 def _server_optimizers(methods: Sequence[Method]) -> list[str]:

@@ -130,7 +130,7 @@ def _facts(results: Sequence[RunRecord], methods: Sequence[Method]) -> dict[str,
     return {
         "Methods": str(len(methods)),
         "Seeds": _distinct(r["seed"] for r in results),
-        "Clients scored": (f"{len(taking_part)}" if taking_part else "none was asked for scores")
+        "Clients scored": (f"{len(taking_part)}" if taking_part else "none sent scores")
         + (f", and {len(unseen)} unseen in training" if unseen else ""),
         "Rounds": _distinct(r["rounds"] for r in results if r["rounds"]) or "none",
         "Weights of a model": _distinct(f"{r['model_weights']:,}" for r in results if "model_weights" in r) or "–",

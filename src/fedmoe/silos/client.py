@@ -22,8 +22,10 @@ from fedmoe.silos.sockets import in_folder
 MAX_BYTES = 16 << 30  # of one message
 STARTING_SECONDS = 300.0  # until a new worker listens: it imports torch
 LOOK_SECONDS = 0.05
+TIMES_ASKED = 2
 
 _here: dict[str, Callable[[dict[str, Any], Bytes], Bytes]] = {}  # workers of this process, in a simulation
+_started: list["subprocess.Popen[bytes]"] = []  # workers that outlive this process: nobody waits for their end
 
 
 def client_app(hook: str, app: Path) -> Any:
@@ -59,36 +61,50 @@ def _ask_here(place: Place, envelope: dict[str, Any], frame: Bytes) -> Bytes:
 
 
 def ask_worker(place: Place, envelope: dict[str, Any], frame: Bytes) -> Bytes:
-    """The reply of this node's worker, which is started if none is there."""
+    """The reply of this node's worker, which is started if none is there.
+
+    One that was lost before it replied is replaced and asked again: a message is answered once, by the node's journal.
+    """
     request = pack({"envelope": envelope}, [[frame]])
+    Path(place.home).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for _ in range(TIMES_ASKED):
+        with _connection(place) as end:
+            channel = Channel(end)
+            try:
+                channel.send(request)
+                return channel.receive()
+            except (EOFError, OSError) as error:  # also of one that was killed just now: its socket still accepts
+                lost = error
+    raise RunError(
+        f"this node's worker was lost {TIMES_ASKED} times in the middle of its work; see {_log(place)}."
+    ) from lost
+
+
+def _connection(place: Place) -> socket.socket:
     deadline = time.monotonic() + STARTING_SECONDS
     started: subprocess.Popen[bytes] | None = None
-    Path(place.home).mkdir(mode=0o700, parents=True, exist_ok=True)
     while time.monotonic() < deadline:
-        reply = _asked(place, request)
-        if reply is not None:
-            return reply
-        if started is None or started.poll() not in (None, 0):
-            if started is not None:
-                raise RunError(f"this node's worker ended with exit code {started.returncode}; see {_log(place)}.")
+        end = _connected(place)
+        if end is not None:
+            return end
+        if started is None or started.poll() == 0:  # 0: it made room for another one, which has left since
             started = _start(place)
+        elif started.returncode is not None:
+            raise RunError(f"this node's worker ended with exit code {started.returncode}; see {_log(place)}.")
         time.sleep(LOOK_SECONDS)
     raise RunError(f"this node's worker did not start within {STARTING_SECONDS:g} seconds; see {_log(place)}.")
 
 
-def _asked(place: Place, request: Bytes) -> Bytes | None:
+def _connected(place: Place) -> socket.socket | None:
     """None where nobody listens."""
-    with in_folder(Path(place.home)) as folder, socket.socket(socket.AF_UNIX) as end:
-        try:
+    end = socket.socket(socket.AF_UNIX)
+    try:
+        with in_folder(Path(place.home)) as folder:
             end.connect(f"{folder}/worker-{place.key}.sock")
-        except OSError:
-            return None
-        channel = Channel(end)
-        try:
-            channel.send(request)
-            return channel.receive()
-        except (EOFError, OSError) as error:
-            raise RunError(f"this node's worker was lost in the middle of its work; see {_log(place)}.") from error
+    except OSError:
+        end.close()
+        return None
+    return end
 
 
 def _log(place: Place) -> Path:
@@ -99,7 +115,9 @@ def _start(place: Place) -> "subprocess.Popen[bytes]":
     """In a session of its own: it outlives this process."""
     with _log(place).open("ab") as log:
         _log(place).chmod(0o600)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "fedmoe.silos.warm", place.to_json()],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
+    _started.append(process)
+    return process
