@@ -60,7 +60,9 @@ def sweep_command(
 
 def reproduce_command(
     paper: Annotated[str, typer.Argument(metavar="PAPER|list|all", help="000 … 004, `all`, or `list`.")] = "list",
-    figure: Annotated[str | None, typer.Argument(help="A table or figure of the paper, or the paper to list. Default: all of them.")] = None,
+    figure: Annotated[
+        str | None, typer.Argument(help="A table or figure of the paper; of `list` a paper. Default: all of them.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few rounds on small data: does it work?")] = False,
     seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, … Default: as the file says.", min=0)] = None,
     directory: Home = Path("runs/reproduce"),
