@@ -27,7 +27,8 @@ from fedmoe.noise import NoiseKey
 from fedmoe.private_steps import Mechanism, PrivateSteps
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import ClassifierLoss
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.optimizers import Sgd
 
 RECORDS, RATE, BATCH, CLASSES = 1000, 0.064, 64, 10

@@ -3,14 +3,17 @@
 import io
 from collections.abc import Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse
 
 from fedmoe.report import figures
 
@@ -76,6 +79,41 @@ def learning_curve(runs: Sequence[Run], kind: str, axis: str) -> str:
         return written(drawing)
 
 
+def gradient_norms(runs: Sequence[Run]) -> str:
+    """The mean norm of the gradients that users sent, round by round, mean over seeds (Peterson et al., Figure 7)."""
+    with plt.rc_context(STYLE):
+        drawing, axes = plt.subplots(figsize=(6.4, 4.2))
+        for place, method in enumerate(figures.group([run for run in runs if "gradient_norms" in run])):
+            rounds = zip(*(run["gradient_norms"] for run in method.runs), strict=True)
+            look = {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
+            axes.plot([fmean(norms) for norms in rounds], label=method.title, **look)
+        axes.legend(frameon=False)
+        axes.set(xlabel="round", ylabel="norm of the gradients sent", yscale="log")
+        return written(drawing)
+
+
+def gates(runs: Sequence[Run]) -> str:
+    """The users' records, and the gates of both users over the plane (Peterson et al., Figure 4)."""
+    from fedmoe.data.synthetic import DEVIATIONS, MEANS
+
+    shown = [run for run in runs if "gates" in run and run["seed"] == min(one["seed"] for one in runs)]
+    x, y = np.meshgrid(np.linspace(-6, 6, 61), np.linspace(-6, 6, 61))
+    with plt.rc_context({**STYLE, "axes.grid": False}):
+        drawing, grid = plt.subplots(len(shown), 2, figsize=(7.2, 3.4 * len(shown)), squeeze=False)
+        for run, row in zip(shown, grid, strict=True):
+            for user, axes in enumerate(row):
+                first, second, bias = run["gates"][user]
+                alpha = 1 / (1 + np.exp(-np.clip(first * x + second * y + bias, -50, 50)))
+                filled = axes.contourf(x, y, alpha, levels=np.linspace(0, 1, 11), cmap="gray")
+                for other, (mean, deviation) in enumerate(zip(MEANS, DEVIATIONS, strict=True)):
+                    place = {"xy": mean, "width": 4 * deviation[0], "height": 4 * deviation[1]}
+                    axes.add_patch(Ellipse(**place, fill=False, color=COLOURS[other], label=f"user {other + 1}"))
+                axes.set(title=f"{run['title']}: gate of user {user + 1}", xlabel="x", ylabel="y", aspect="equal")
+        grid[0, 0].legend(frameon=True)
+        drawing.colorbar(filled, ax=grid.ravel().tolist(), label="share of the general model, α(x, y)")
+        return written(drawing)
+
+
 def speed_picture(groups: Sequence[Group]) -> str:
     """Bars from the middle line (the plain loop) to the right where faster, to the left where slower; log scale."""
     bars = [(group.title, bar) for group in groups for bar in group.bars]
@@ -113,6 +151,8 @@ def times(speed: float) -> str:
 
 PICTURES = {
     "trade_off": trade_off,
+    "gradient_norms": gradient_norms,
+    "gates": gates,
     "own_by_round": partial(learning_curve, kind="own", axis="round"),
     "own_by_bytes": partial(learning_curve, kind="own", axis="bytes"),
     "pooled_by_round": partial(learning_curve, kind="pooled", axis="round"),

@@ -1,6 +1,7 @@
 """Keeps what the published numbers were computed from, and writes the tables of the results pages from it.
 
     python benchmarks/results_page.py store NAME RUN... --commit SHA    # finished runs -> results/NAME/runs/*.json
+    python benchmarks/results_page.py store NAME SWEEP --commit SHA     # every finished run below a folder
     python benchmarks/results_page.py write                             # every generated table and picture anew
 
 A page marks the place of a table: `<!-- table: KIND runs/PATTERN -->`, the table, `<!-- /table -->`; kinds are below.
@@ -10,20 +11,20 @@ tests/test_results_pages.py compares the tables with the stored runs, so neither
 """
 
 import argparse
-import json
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from recovered_groups import HOW, recovered, usage_of
+import domain_expert_tables
+from recovered_groups import HOW, recovered
+from stored_runs import Run, load, store
 
-from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.evaluation.summary import interval, summarise
+from fedmoe.report.grid import GridPoint
 from fedmoe.report.runs import StoredRun
-from fedmoe.report.sweep import GridPoint, entry_text, part_tables
+from fedmoe.report.sweep import entry_text, part_tables
 from fedmoe.sweeps.reproduction import Reproduction, choose, find
 from fedmoe.sweeps.reproduction import beside as paper_part
 
@@ -32,81 +33,6 @@ RESULTS = ROOT / "results"
 OVERVIEWS = (ROOT / "docs" / "results.md", ROOT / "README.md")  # pages beside results/, with tables of all of it
 TABLE = re.compile(r"(<!-- table: (\w+) (\S+)((?: \S+)*) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 PICTURE = re.compile(r"<!-- picture: (\w+) (\S+) -->\s*!\[[^]]*\]\((\S+?)\)")
-SCORE = ("client", "unseen", "model", "data", "accuracy", "loss", "examples")
-KEPT = (
-    "name",
-    "title",
-    "algorithm",
-    "seed",
-    "backend",
-    "rounds",
-    "model_weights",
-    "split_digest",
-    "versions",
-    "traffic",
-)
-DIGITS = 5
-
-Run = dict[str, Any]
-
-
-# Stored runs
-
-
-def store(name: str, folders: Sequence[Path], commit: str, command: str | None = None) -> None:
-    into = RESULTS / name / "runs"
-    into.mkdir(parents=True, exist_ok=True)
-    for folder in folders:
-        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        run = compact({**results, "command": command or results["command"]}, commit) | (usage_of(folder) or {})
-        (into / f"{folder.name}.json").write_text(one_line_per_key(run), encoding="utf-8")
-
-
-def compact(results: Run, commit: str) -> Run:
-    """One run: what it was, with which code and settings, and its scores by client."""
-    return {
-        **{key: results[key] for key in KEPT},
-        "commit": commit,
-        "command": portable(results["command"]),
-        "config": results["config"],
-        "curve": [rounded(point) for point in results.get("curve", ())],
-        "scores": [SCORE, *([rounded(score[key]) for key in SCORE] for score in results["scores"])],
-    }
-
-
-def portable(command: str) -> str:
-    """Without the folder that one machine kept the run in."""
-    words = shlex.split(command)
-    return shlex.join(word for n, word in enumerate(words) if words[n - 1] != "--dir" and not word.startswith("--dir"))
-
-
-def rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
-    return round(value, DIGITS) if isinstance(value, float) else value
-
-
-def one_line_per_key(run: Run) -> str:
-    """Small, and still readable as a difference between two commits: long lists have a line for each entry."""
-    lines = []
-    for key, value in run.items():
-        if isinstance(value, list) and len(value) > 2:
-            entries = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value)
-            lines.append(f"{json.dumps(key)}: [\n  {entries}\n ]")
-        else:
-            lines.append(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
-    return "{\n " + ",\n ".join(lines) + "\n}\n"
-
-
-def load(folder: Path, pattern: str) -> list[Run]:
-    """In the order of the catalog, then of titles and seeds. Scores as `summarise` reads them."""
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(pattern))]
-    for run in runs:
-        names, *rows = run["scores"]
-        run["scores"] = [dict(zip(names, row, strict=True)) for row in rows]
-    order = list(CATALOG)
-    return sorted(runs, key=lambda run: (order.index(run["algorithm"]), run["title"], run["seed"]))
-
 
 # Kinds of tables
 
@@ -315,6 +241,18 @@ def headline(folder: Path, pattern: str, name: str) -> list[list[str]]:
     return [head, *rows]
 
 
+def by_user(folder: Path, pattern: str) -> list[list[str]]:
+    return domain_expert_tables.by_user(load(folder, pattern))
+
+
+def agreement(folder: Path, pattern: str) -> list[list[str]]:
+    return domain_expert_tables.agreement(load(folder, pattern))
+
+
+def left_out(folder: Path, name: str) -> list[list[str]]:
+    return domain_expert_tables.left_out(folder / name)
+
+
 CLAIM = ("at", "difference", "seeds", "verdict")
 KINDS: dict[str, Callable[..., list[list[str]]]] = {
     "beside": beside,
@@ -327,6 +265,10 @@ KINDS: dict[str, Callable[..., list[list[str]]]] = {
     "groups": groups,
     "traffic": traffic,
     "stored": stored,
+    "by_user": by_user,
+    "agreement": agreement,
+    "left_out": left_out,
+    "tried": domain_expert_tables.tried,
 }
 
 
@@ -369,7 +311,9 @@ def main() -> None:
     verbs.add_parser("write")
     asked = parser.parse_args()
     if asked.verb == "store":
-        store(asked.name, asked.runs, asked.commit, asked.command)
+        omitted = store(RESULTS / asked.name / "runs", asked.runs, asked.commit, asked.command)
+        if omitted:
+            parser.exit(2, "".join(f"{words}\n" for words in omitted))
     else:
         for page in pages():
             page.write_text(rendered(page), encoding="utf-8")

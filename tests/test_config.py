@@ -276,6 +276,17 @@ def test_a_comparison_may_set_an_algorithm_of_its_own():
     assert config.choices()[1].options().validate_every == 3
 
 
+@pytest.mark.parametrize("schedule", [{}, {"server_optimizer": {"name": "adam"}}])
+def test_a_compared_name_has_the_settings_of_the_section_that_names_it(schedule):
+    section = {"name": "fedmix", "num_experts": 7, "label": "mine"}
+    config = parse_config({"algorithm": section, "compare": ["fedavg", "fedmix"], "schedule": schedule})
+    _, own = config.choices()
+    assert (own.folder, own.options().num_experts) == ("fedmix", 7)
+    assert not schedule or own.options().server_optimizer.name == "adam"
+    explicit = {"name": "fedmix", "num_experts": 2}
+    assert parse_config({"algorithm": section, "compare": [explicit]}).choices()[0].options().num_experts == 2
+
+
 def test_one_algorithm_is_compared_with_itself_under_labels():
     twice = [{"name": "fedmix", "label": f"FedMix K={count}", "num_experts": count} for count in (2, 4)]
     choices = parse_config({"compare": twice}).choices()

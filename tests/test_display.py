@@ -27,7 +27,12 @@ def test_a_finished_run_is_not_resumed_but_shown() -> None:
 
 def test_rounds_that_were_trained_by_another_algorithm_are_not_resumed() -> None:
     words = shown(Started(60, 60, [], rounds_of="fedprox"))
-    assert "fedavg: has the same rounds as fedprox, and starts from their end" in words and "resuming" not in words
+    assert "fedavg: its 60 rounds are those of fedprox, trained once for both" in words and "resuming" not in words
+
+
+def test_a_run_that_was_stopped_after_its_rounds_does_not_resume_them() -> None:
+    words = shown(Started(60, 60, []))
+    assert "fedavg: its 60 rounds are done; going on with what follows them" in words and "resuming" not in words
 
 
 def test_rounds_that_end_early_say_why() -> None:

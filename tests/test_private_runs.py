@@ -22,6 +22,7 @@ from fedmoe.config import parse_config
 from fedmoe.errors import ConfigError, RunError
 from fedmoe.privacy_report import privacy_of
 from fedmoe.private_steps import Charge
+from fedmoe.storage.results import read_results
 
 PRIVACY = {"sampling_rate": 0.25, "expected_batch_size": 2.0, "noise_multiplier": 1.1, "noise_source": "seeded"}
 PLAN = {"epochs": 1, "steps": 2, "batch_size": 4, "learning_rate": 0.2, "optimizer": "sgd"}
@@ -181,6 +182,11 @@ def test_the_ledger_is_printed_or_the_reason_why_there_is_none(tmp_path: Path) -
         {key: value for key, value in table_of().items() if key != "privacy"},
         federation=tiny_federation(), expert=make_expert, gate=make_gate, directory=tmp_path / "off",
     )  # fmt: skip
+    stored = read_results(tmp_path / "on")["privacy"]
+    assert [one["epsilon"] for one in stored["clients"]] == [one.epsilon for one in report.spent]
+    assert "The privacy ledger" in (tmp_path / "on" / "report.html").read_text()
+    assert "there is no noise" in read_results(tmp_path / "zero")["privacy"]["no_guarantee"]
+    assert "privacy" not in read_results(tmp_path / "off")
     for name, words in (("zero", "there is no noise"), ("off", "switched off")):
         shown = CliRunner().invoke(app, ["privacy", str(tmp_path / name)])
         assert shown.exit_code == 0 and "no guarantee" in shown.output and words in " ".join(shown.output.split())

@@ -15,11 +15,12 @@ from fedmoe.errors import ConfigError, DataError, MessageError
 from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.regression import mae, r2, rmse
 from fedmoe.evaluation.score_message import score_message, scores_in
+from fedmoe.models.expert_mixture import gaussian_log_likelihoods
 from fedmoe.report.text import clients_text
 
 FEATURES = 3
 WEIGHTS = torch.tensor([[1.0, -2.0], [0.5, 0.0], [0.0, 1.0]])
-REFUSING = {"average_ensembles", "fedmix", "fedrod", "knn_per", "prior_mixture"}
+REFUSING = {"average_ensembles", "fedrod", "knn_per", "prior_mixture"}
 ON_A_COMMON_EXPERT = {"common_expert", "fedjets", "fedmix_common"}  # which answers with classes
 PLAN = {"epochs": 10, "batch_size": 8, "learning_rate": 0.05, "optimizer": "sgd"}
 
@@ -56,7 +57,9 @@ def run(name: str, folder: Path, targets: int = 1, **training):
     )
 
 
-@pytest.mark.parametrize("name", sorted(CATALOG.keys() - REFUSING - ON_A_COMMON_EXPERT - {"fedrep", "lg_fedavg"}))
+@pytest.mark.parametrize(
+    "name", sorted(CATALOG.keys() - REFUSING - ON_A_COMMON_EXPERT - {"fedmix", "fedrep", "lg_fedavg"})
+)
 def test_every_algorithm_whose_mathematics_admits_it_learns_numbers(name: str, tmp_path: Path) -> None:
     """A linear task and a linear expert: errors fall far below the spread of the targets, which is above 1."""
     result = run(name, tmp_path)
@@ -67,6 +70,41 @@ def test_every_algorithm_whose_mathematics_admits_it_learns_numbers(name: str, t
     x, y = rows_of(0.0, targets=1)
     model = result.personal_model("a")
     assert (model(x)[:, 0] - y).abs().max() < 1.0  # numbers, not their exponentials
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_fedmix_finds_clients_with_opposite_functions(targets: int, tmp_path: Path) -> None:
+    """Half of the clients see y, half -y: one model predicts nothing, two experts with a q of each client's own do."""
+    clients = {}
+    for number in range(4):
+        x, y = rows_of(0.1 * number, targets=targets)
+        clients[str(number)] = (x, y if number % 2 else -y)
+    errors = {}
+    for name, options in (("fedavg", {}), ("fedmix", {"num_experts": 2, "condition": "client"})):
+        table = table_of(name) | {"algorithm": {"name": name, **options}}
+        table["schedule"] = {"rounds": 40, "clients_per_round": "all"}
+        result = fedmoe.run(
+            table, federation=fedmoe.federation_from_clients(clients, task="regression"),
+            expert=lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, targets)),
+            gate=lambda: nn.Linear(FEATURES, 1), directory=tmp_path / name,
+        )  # fmt: skip
+        own = [score for score in result.data["scores"] if score["data"] == "own"]
+        errors[name] = np.mean([score["metrics"]["rmse"] for score in own if score["model"] == own[-1]["model"]])
+    assert errors["fedmix"] < 0.5 * errors["fedavg"], errors
+
+
+def test_what_fedmix_cannot_do_with_numbers_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a row for each class, and a regression has none"):
+        run("fedmix", tmp_path)
+    table = table_of("fedmix", loss="absolute") | {"algorithm": {"name": "fedmix", "condition": "client"}}
+    with pytest.raises(ConfigError, match=r"training\.loss='absolute', but FedMix maximises a likelihood"):
+        fedmoe.run(table, federation=federation_of(), expert=lambda: nn.Linear(FEATURES, 1), directory=tmp_path)
+
+
+def test_the_likelihood_of_numbers_is_gaussian() -> None:
+    means, y = torch.randn(3, 5, 2), torch.randn(5, 2)
+    expected = torch.distributions.Normal(means, 0.7).log_prob(y).sum(-1).T
+    torch.testing.assert_close(gaussian_log_likelihoods(means, y, 0.7), expected)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSING))

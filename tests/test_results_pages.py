@@ -16,7 +16,7 @@ from fedmoe.algorithms.fedmix.states import FedMixConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))  # scripts that import each other by name
-results_page = importlib.import_module("results_page")
+results_page, stored_runs = map(importlib.import_module, ("results_page", "stored_runs"))
 PAGES = results_page.pages()
 RUNS = sorted(results_page.RESULTS.glob("*/runs/*.json"))
 
@@ -59,8 +59,8 @@ def test_another_score_makes_another_table(path, tmp_path):
 
 def test_a_command_is_kept_without_the_folder_of_the_machine():
     given = "fedmoe run a.toml --dir /x --set 'algorithm={name=\"fedavg\"}'"
-    assert results_page.portable(given) == "fedmoe run a.toml --set 'algorithm={name=\"fedavg\"}'"
-    assert results_page.portable("fedmoe run a.toml --dir=/x --set seed=1") == "fedmoe run a.toml --set seed=1"
+    assert stored_runs.portable(given) == "fedmoe run a.toml --set 'algorithm={name=\"fedavg\"}'"
+    assert stored_runs.portable("fedmoe run a.toml --dir=/x --set seed=1") == "fedmoe run a.toml --set seed=1"
 
 
 def test_a_finished_run_is_stored_and_read_back(tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_a_finished_run_is_stored_and_read_back(tmp_path, monkeypatch):
         tiny_config("fine_tuned", rounds=1), federation=tiny_federation(), expert=make_expert, gate=make_gate,
         directory=tmp_path / "tiny-seed0",
     )  # fmt: skip
-    results_page.store("tiny", [tmp_path / "tiny-seed0"], "abc1234", "fedmoe.run")
+    assert stored_runs.store(tmp_path / "results/tiny/runs", [tmp_path / "tiny-seed0"], "abc1234", "fedmoe.run") == []
     (run,) = results_page.load(tmp_path / "results" / "tiny", "runs/*.json")
     assert (run["commit"], run["command"], run["title"]) == ("abc1234", "fedmoe.run", "Fine-tuned")
     assert run["scores"] == [
@@ -79,6 +79,28 @@ def test_a_finished_run_is_stored_and_read_back(tmp_path, monkeypatch):
     page = tmp_path / "results" / "tiny" / "README.md"
     page.write_text("<!-- table: methods runs/*.json -->\n<!-- /table -->\n")
     assert "| Fine-tuned | 0 |" in results_page.rendered(page)
+
+
+def test_a_sweep_is_stored_as_a_whole_and_its_points_keep_apart(tmp_path):
+    for share in ("share=0.3", "share=0.6"):
+        fedmoe.run(
+            tiny_config("local_only"), federation=tiny_federation(), expert=make_expert, gate=make_gate,
+            directory=tmp_path / "sweep" / share / "local_only-seed0",
+        )  # fmt: skip
+    unfinished = tmp_path / "sweep" / "share=0.9" / "local_only-seed0"
+    unfinished.mkdir(parents=True)
+    (unfinished / "config.toml").write_text("")
+    (left_out,) = stored_runs.store(tmp_path / "stored", [tmp_path / "sweep"], "abc1234")
+    assert str(unfinished) in left_out
+    names = sorted(path.name for path in (tmp_path / "stored").iterdir())
+    assert names == ["share=0.3+local_only-seed0.json", "share=0.6+local_only-seed0.json"]
+    (twice,) = stored_runs.store(tmp_path / "other", [tmp_path / "sweep/share=0.3"] * 2, "abc1234")
+    assert "stored already" in twice
+
+
+def test_a_stored_config_names_files_without_their_folders():
+    config = {"common_expert": {"weights": "/home/me/common-seed0.safetensors"}, "seed": 0, "model": {"name": "mlp"}}
+    assert stored_runs.without_folders(config)["common_expert"] == {"weights": "common-seed0.safetensors"}
 
 
 def test_groups_are_recovered_where_each_has_an_expert_of_its_own():

@@ -55,6 +55,7 @@ def steps_within(budget: float, mechanism_charge: Charge, before: Sequence[Charg
     return low
 
 
+@lru_cache(maxsize=64)
 def solve_noise_multiplier(target: float, delta: float, sampling_rate: float, steps: int, label_counts: bool) -> float:
     """The least noise multiplier, to 0.1%, with which so many steps keep epsilon within the target."""
 

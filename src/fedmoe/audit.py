@@ -36,8 +36,6 @@ from fedmoe.storage.checkpoints import Checkpoint
 from fedmoe.storage.rundir import RunDirectory
 from fedmoe.streams import numpy_stream
 
-LABELS_FILE = "audit_labels.json"
-
 
 class Opened(NamedTuple):
     """A stored run: its parts, its id, and where its newest checkpoint left it."""
@@ -74,7 +72,7 @@ def audit_labels(
             "truth": {str(client): shares.tolist() for client, shares in truth.items()},
             "attacks": _readings(opened, truth),
         }
-        run.write_json(folder / LABELS_FILE, found)
+        run.write_json(run.labels_audit, found)
     return found
 
 

@@ -86,14 +86,15 @@ def audit_labels_command(
     Example: fedmoe audit labels runs/digits
     """
     _require_one_run(run)
-    from fedmoe.audit import LABELS_FILE, audit_labels
+    from fedmoe.audit import audit_labels
     from fedmoe.display.tables import audit_table
+    from fedmoe.storage.rundir import RunDirectory
 
     found = audit_labels(run, clients)
     for note in found.get("notes", ()):
         console.print(escape(note), style="yellow", highlight=False)
     console.print(audit_table(found))
-    console.print(f"Every client: [bold]{escape(str(run / LABELS_FILE))}[/bold]")
+    console.print(f"Every client: [bold]{escape(str(RunDirectory(run).labels_audit))}[/bold]")
 
 
 @audit_app.command(name="canary")

@@ -15,7 +15,10 @@ def pretrain_command(
     config: ConfigPath,
     until_accuracy: Annotated[
         float | None,
-        typer.Option(help="Stop at this share of right answers on held-out public rows. Default: train all epochs."),
+        typer.Option(
+            help="Stop at this share of right answers on held-out public rows. Default: common_expert.until_accuracy "
+            "of the config, else after all epochs."
+        ),
     ] = None,
     max_epochs: Annotated[int, typer.Option(help="End here, whatever the accuracy.", min=1)] = 100,
     out: Annotated[
@@ -33,7 +36,9 @@ def pretrain_command(
     from fedmoe.pretraining import Epoch, pretrain_events
 
     chosen = read(config, changes, None)
-    home = out or (chosen.common_expert.weights if chosen.common_expert else None)
+    common = chosen.common_expert
+    home = out or (common.weights if common else None)
+    until_accuracy = until_accuracy or (common.until_accuracy if common else None)
     if home is None:
         raise ConfigError("there is no place for the weights: give --out FILE, or common_expert.weights in the config.")
     with EpochProgress(console, max_epochs) as progress:

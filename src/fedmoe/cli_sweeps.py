@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedmoe.sweeps.plan import Cell
     from fedmoe.sweeps.reproduction import Reproduction
 
-QUICK_EPOCHS = 20  # of a common expert, in a quick reproduction
+TIMING_SECONDS = 60.0  # of one call of `reproduce list`
 
 Processes = Annotated[int | None, typer.Option("--processes", help="Runs side by side. Default: one per core.", min=1)]
 Home = Annotated[
@@ -85,13 +85,19 @@ def reproduce_command(
     for one in chosen:
         numbers = range(seeds) if seeds is not None else [0] if quick else one.seeds
         cells = one.cells(directory, numbers, quick=quick)
-        if one.pretrain_epochs:
+        if epochs := one.epochs(quick=quick):
             from fedmoe.sweeps.preparation import pretrain_missing
 
-            for words in pretrain_missing(cells, QUICK_EPOCHS if quick else one.pretrain_epochs):
+            for words in pretrain_missing(cells, epochs):
                 console.print(f"{one.name}: {words}", highlight=False)
         planned.append((one, cells))
-    failures = _run([cell for _, cells in planned for cell in cells], processes)
+    by_folder = {cell.directory: cell for _, cells in planned for cell in cells}  # figures may share runs
+    failures = _run(list(by_folder.values()), processes)
+    for one, cells in planned:
+        if one.audit:
+            from fedmoe.sweeps.preparation import audit_missing
+
+            audit_missing(cells)
     problems = [words for one, cells in planned for words in _report(one, cells, failures, directory, quick)]
     if problems:
         raise RunError(f"{len(problems)} runs could not be made; they are named above and in the reports.")
@@ -101,7 +107,7 @@ def _report(
     one: "Reproduction", cells: "Sequence[Cell]", failures: dict[str, str], directory: Path, quick: bool
 ) -> list[str]:
     from fedmoe.sweeps.outcome import gather
-    from fedmoe.sweeps.reproduction import beside
+    from fedmoe.sweeps.reproduction import alone, beside
 
     points, problems = gather(cells, failures)
     console.rule(f"{one.name}: {escape(one.title)}")
@@ -109,7 +115,7 @@ def _report(
         console.print(escape("; ".join(problems)), style="red")
     else:
         title = one.title + (" (quick: small data, not the paper's)" if quick else "")
-        _show(points, one.folder(directory, quick=quick), title, problems, None if quick else beside(one, points))
+        _show(points, one.folder(directory, quick=quick), title, problems, alone(one) if quick else beside(one, points))
     return problems
 
 
@@ -135,28 +141,40 @@ def _write(cells: "Sequence[Cell]", home: Path, title: str, failures: dict[str, 
 
 
 def _show(points: list, home: Path, title: str, problems: list[str], paper: "PaperPart | None") -> None:  # type: ignore[type-arg]
-    from fedmoe.display.tables import grid_tables
+    from fedmoe.display.tables import audit_table, grid_tables
+    from fedmoe.report.grid import words_of
     from fedmoe.report.sweep import write_grid
 
     for problem in problems:
         console.print(escape(problem), style="red", highlight=False)
     written = write_grid(points, home, title, problems, paper)
     console.print(*grid_tables(points, paper))
+    for point in points:
+        for run in (run for run in point.runs if run.labels_audit):
+            console.print(escape(words_of(point.point)), audit_table(dict(run.labels_audit)))
     console.print(f"Report: [bold]{escape(str(written))}[/bold]")
 
 
 def _list(found: "Sequence[Reproduction]", directory: Path) -> None:
     from fedmoe.display.tables import reproduction_table
-    from fedmoe.sweeps.cost import estimate
+    from fedmoe.sweeps.cost import Rates, estimate
     from fedmoe.sweeps.plan import is_finished
 
-    rows = []
-    with console.status("timing a round of each, once on this machine"):
-        for one in found:
+    rows, rates = [], Rates(directory / "costs.json", TIMING_SECONDS)
+    reasons: dict[str, list[str]] = {}
+    with console.status("") as status:
+        for number, one in enumerate(found, 1):
+            status.update(
+                f"timing a few rounds of every method, once on this machine: {one.name}, {number} of {len(found)}"
+            )
             cells = one.cells(directory, one.seeds)
-            cost = estimate(cells, directory / "costs.json", one.name)
+            cost = estimate(cells, rates, one.pretrain_epochs)
             rows.append((one, cost, sum(map(is_finished, cells)), len(cells)))
+            reasons.setdefault(cost.why, []).append(one.name)
     console.print(reproduction_table(rows))
+    for why, names in reasons.items():
+        if why:
+            console.print(f"{', '.join(names)}: {escape(why)}", style="dim", highlight=False)
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -199,7 +199,7 @@ class ExperimentConfig(Section):
         return {
             **table,
             "algorithm": _with_server_optimizer(table.get("algorithm", {}), optimizer),
-            "compare": [_with_server_optimizer(one, optimizer) for one in compared],
+            "compare": [one if one == _name(table) else _with_server_optimizer(one, optimizer) for one in compared],
         }
 
     @model_validator(mode="after")
@@ -229,8 +229,18 @@ class ExperimentConfig(Section):
         return table
 
     def choices(self) -> list[AlgorithmChoice]:
-        """What `fedmoe compare` trains, one after the other."""
-        return [AlgorithmChoice(name=one) if isinstance(one, str) else one for one in self.compare]
+        """What `fedmoe compare` trains, one after the other. The one that [algorithm] names has the settings there."""
+        named = self.algorithm.model_copy(update={"label": None})
+        return [
+            named if one == named.name else AlgorithmChoice(name=one) if isinstance(one, str) else one
+            for one in self.compare
+        ]
+
+
+def _name(table: Mapping[str, Any]) -> Any:
+    """Of the section [algorithm], which may be anything yet."""
+    section = table.get("algorithm", {})
+    return section.get("name") if isinstance(section, Mapping) else None
 
 
 def _is_server_optimizer(value: Any) -> bool:

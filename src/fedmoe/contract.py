@@ -76,7 +76,8 @@ from fedmoe.training.batch import Batch, BatchTerm, Loss, Trainable
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss, log_probs, predictions
 from fedmoe.training.corrections import Proximal
 from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Fitted, Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Fitted, Group, Schedule
 from fedmoe.training.local import LocalTrainer
 from fedmoe.training.optimizers import Adam, Sgd
 from fedmoe.training.settings import LocalTraining

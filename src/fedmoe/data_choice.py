@@ -23,6 +23,7 @@ class DataConfig(BaseModel):
     folder: FilePath | None = None  # default: the environment variable FEDMOE_DATA
     vocabulary_size: PositiveInt = 20_000  # of word-level text: ids that a model knows
     vocabulary: Literal["frequent", "hashed"] = "frequent"  # the words most used in opted-in text, or any by a hash
+    max_words: PositiveInt | None = None  # of a text its first ones, of a mail the most frequent; default: all
     num_classes: PositiveInt | None = None  # of npz data; default: as opted-in training and validation rows show
     task: Literal["classification", "regression"] | None = None  # of npz data; default: classification
 

@@ -11,6 +11,7 @@ from fedmoe import assembly
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
+from fedmoe.clients.privacy_ledger import ledger_beside
 from fedmoe.config import ExperimentConfig
 from fedmoe.core_types import ClientId
 from fedmoe.engines.catalog import Connect, open_transport
@@ -24,6 +25,7 @@ from fedmoe.evaluation.metrics import Score
 from fedmoe.evaluation.stopping import reason_to_stop, validation_point
 from fedmoe.models.network import ModuleOrFactory
 from fedmoe.models.start_weights import write_weights
+from fedmoe.privacy_report import read_ledger
 from fedmoe.report.runs import read_run
 from fedmoe.report.write import write_report
 from fedmoe.result import Result, results_of
@@ -309,6 +311,9 @@ class _Run:
         self.run.append_metrics([self._score_event(score) for score in scores])
         facts = {"run_id": self.run_id, "command": self.command, "seconds": seconds, "rounds": session.num_rounds}
         facts |= {"validations": _without_event(self.validations), "stopped": self.stopped and self.stopped._asdict()}
+        ledger = ledger_beside(self.run.private_store)
+        if self.parts.privacy and ledger.exists():  # on silos each has its own
+            facts["privacy"] = read_ledger(ledger, self.run_id).as_table()
         data = results_of(self.parts, session, self.history, self.curve, scores, facts)
         self.run.write_json(self.run.manifest, data.pop("manifest"))
         self.run.write_json(self.run.results, data)

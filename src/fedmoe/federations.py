@@ -19,7 +19,7 @@ from fedmoe.config import ExperimentConfig, OptOutConfig
 from fedmoe.config_errors import nearest
 from fedmoe.data.cells import text, texts
 from fedmoe.data.dataset import Dataset
-from fedmoe.data.lexicon import hash_vocabulary, limit_vocabulary
+from fedmoe.data.lexicon import hash_vocabulary, keep_words, limit_vocabulary
 from fedmoe.data.loading import load_dataset
 from fedmoe.data.npz import load_npz_folder
 from fedmoe.data.raw_table import as_raw_table
@@ -27,7 +27,7 @@ from fedmoe.data_choice import DataConfig, TableData
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models.fingerprint import tensors_digest
 from fedmoe.partition.draw import domain_transform, draw_split
-from fedmoe.partition.settings import MajoritySplit, PublicRows
+from fedmoe.partition.settings import MajoritySplit, OutsideSplit, PublicRows
 from fedmoe.partition.split import Split
 
 
@@ -62,19 +62,25 @@ def build_federation(config: ExperimentConfig) -> BuiltFederation:
                 "data.name='generated' makes clients with two favourite classes and no opt-out: "
                 "use split.kind='majority' and leave opt_out away."
             )
-        return BuiltFederation(generated_federation(**sizes, seed=config.seed))
+        return BuiltFederation(generated_federation(**sizes, seed=_split_seed(config)))
     dataset, digest = _data(config, config.data)
     if isinstance(dataset, Federation):
         return BuiltFederation(dataset)
-    split = draw_split(config.split, dataset, config.seed)
+    split = draw_split(config.split, dataset, _split_seed(config))
     opted = build_opt_out(config, split, dataset)
+    dataset = _with_words(dataset, config.data)
     if dataset.lexicon is not None:
         dataset = _with_vocabulary(config, dataset, _shared_rows(split, opted))
-    transform = domain_transform(config.split, split, dataset.num_classes, config.seed)
+    transform = domain_transform(config.split, split, dataset.num_classes, _split_seed(config))
     federation = federation_from_split(dataset, split, opted, transform)
     federation = replace(federation, digest=federation.digest + digest)
     counts = split.class_counts(dataset.train.y.numpy(), dataset.num_classes) if dataset.num_classes else None
     return BuiltFederation(federation, split, counts)
+
+
+def _split_seed(config: ExperimentConfig) -> int:
+    chosen = None if isinstance(config.split, OutsideSplit) else config.split.seed
+    return config.seed if chosen is None else chosen
 
 
 def _data(config: ExperimentConfig, chosen: DataConfig) -> tuple[Dataset | Federation, str]:
@@ -93,6 +99,14 @@ def _data(config: ExperimentConfig, chosen: DataConfig) -> tuple[Dataset | Feder
                 f"the section [{section}] does nothing. Remove it, or return a Dataset."
             )
     return made, ""
+
+
+def _with_words(dataset: Dataset, chosen: DataConfig) -> Dataset:
+    if chosen.max_words is None:
+        return dataset
+    if dataset.lexicon is None:
+        raise ConfigError(f"data.max_words={chosen.max_words}, but {dataset.name} has no words. Leave it away.")
+    return keep_words(dataset, chosen.max_words)
 
 
 def _with_vocabulary(config: ExperimentConfig, dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:

@@ -12,6 +12,7 @@ from fedmoe.errors import RunError
 from fedmoe.private_steps import Charge
 from fedmoe.storage.rundir import RunDirectory
 
+MECHANISM = ("sampling_rate", "noise_multiplier", "sensitivity")
 SWITCHED_OFF = "privacy is switched off: the config has no section [privacy]"
 
 
@@ -40,6 +41,21 @@ class PrivacyReport(NamedTuple):
             return None
         return max((one.epsilon for one in self.spent), default=0.0)
 
+    def as_table(self) -> dict[str, Any]:
+        """For results.json: what was promised, and what each client has spent of it."""
+        clients = [
+            {
+                "client": one.client,
+                "steps": one.steps,
+                **{name: sorted({getattr(charge, name) for charge in one.charges}) for name in MECHANISM},
+                "epsilon": one.epsilon,
+                "rdp_epsilon": one.rdp_epsilon,
+            }
+            for one in self.spent
+        ]
+        facts = {name: self.facts[name] for name in ("delta", "relation", "noise_source")}
+        return {**facts, "no_guarantee": self.no_guarantee, "clients": clients}
+
 
 def privacy_of(folder: Path) -> PrivacyReport:
     run = RunDirectory(folder)
@@ -64,7 +80,8 @@ def read_ledger(path: Path, run_id: str) -> PrivacyReport:
     reason = facts.get("no_guarantee")
     if reason:
         return PrivacyReport(facts, [], reason)
-    rows = [ClientSpending(client, charges, *_epsilons(charges, facts["delta"])) for client, charges in spent.items()]
+    epsilons = {charges: _epsilons(charges, facts["delta"]) for charges in set(spent.values())}  # many spent the same
+    rows = [ClientSpending(client, charges, *epsilons[charges]) for client, charges in spent.items()]
     unnoised = any(math.isinf(row.epsilon) for row in rows)
     return PrivacyReport(facts, [] if unnoised else rows, "a step was taken without noise" if unnoised else None)
 

@@ -94,7 +94,6 @@ def _require_sound(config: ExperimentConfig, algorithm: Algorithm) -> None:
             config.training.class_weights == "balanced",
             "one record would change the weights of all others",
         ),
-        "engine.name": (config.engine.name == "ray", "a ledger is written where its client is, and Ray moves clients"),
     }
     for key, (is_set, why) in refused.items():
         if is_set:

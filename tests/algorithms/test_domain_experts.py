@@ -10,23 +10,24 @@ import fedmoe
 from builders import PLAIN, SOME_OPTED_OUT, make_expert, make_gate, tiny_federation, tiny_setup
 from fedmoe import trees
 from fedmoe.algorithms import domain_experts as module
+from fedmoe.algorithms import fedavg
 from fedmoe.algorithms.algorithm import Nothing
 from fedmoe.algorithms.domain_experts import (
     DomainExpertsConfig,
     PrivateParts,
     domain_experts,
     evolve,
-    gradient_size,
     predict,
     send_general,
     send_mixed,
 )
 from fedmoe.algorithms.fedavg import Broadcast, ServerState, Update
-from fedmoe.clients.federation import examples, take
+from fedmoe.clients.federation import examples, side_by_side, take
 from fedmoe.models.task import Regression
 from fedmoe.privacy_report import privacy_of
 from fedmoe.streams import Streams
 from fedmoe.training.halves import halves, in_first_half
+from fedmoe.training.inference import clients_of
 
 CLIENTS = (SOME_OPTED_OUT, PLAIN)
 PRIVACY = {"sampling_rate": 0.5, "expected_batch_size": 2.0, "noise_multiplier": 1.0, "noise_source": "seeded"}
@@ -82,7 +83,7 @@ def test_a_gate_that_trusts_the_private_expert_keeps_gradients_from_the_general_
         _, update, _ = send_mixed(config, setup, shared_of(setup), own._replace(gate=gate), data, rng)
         before = ServerState(setup.expert.init(1), {}, torch.tensor(0.0))
         each = {s: Update(trees.pick(update.model, s), torch.tensor(1.0)) for s in range(len(CLIENTS))}
-        sizes[trust] = gradient_size(setup, before, each)["gradient_norm"]
+        sizes[trust] = fedavg.gradient_size(setup, before, each)["gradient_norm"]
     assert sizes[-9.0] < 0.01 * sizes[9.0]
 
 
@@ -119,6 +120,13 @@ def test_halves_are_fixed_by_record():
     cohort = trees.stack([rows, rows])
     models, gate = halves(cohort)
     assert models.counts.tolist() == [int(first.sum())] * 2 and gate.counts.tolist() == [int((~first).sum())] * 2
+    ragged = side_by_side([rows, take(rows, slice(250))])
+    models, gate = halves(ragged)
+    for half, mask in ((models, first), (gate, ~first)):
+        for own, count in zip(clients_of(half), (400, 250), strict=True):
+            expected = take(take(rows, slice(count)), mask[:count])
+            assert torch.equal(own.x, expected.x) and torch.equal(own.y, expected.y)
+        assert not half.x[1, half.counts[1] :].any()  # padded with zeros
     integers = examples(torch.randint(9, (200, 2, 4), generator=generator), torch.randn(200, 2, generator=generator))
     assert 70 < int(in_first_half(integers).sum()) < 130
 

@@ -20,7 +20,8 @@ from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS, Augmentation
 from fedmoe.training.classifier import log_probs
 from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Group, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group
 from fedmoe.training.local import LocalTrainer
 from fedmoe.training.settings import LocalTraining
 

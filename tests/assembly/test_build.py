@@ -67,6 +67,16 @@ def test_a_config_makes_the_federation_it_describes(dataset):
     assert federation.digest != build_federation(config(seed=4))[0].digest
 
 
+def test_a_split_with_a_seed_of_its_own_gives_runs_of_all_seeds_the_same_clients(dataset):
+    fixed = [build_federation(config(seed=run, split={**SIZES, "seed": 3}))[0].digest for run in (0, 1)]
+    assert fixed == [build_federation(config(seed=3))[0].digest] * 2
+
+
+def test_words_are_cut_where_there_are_words(dataset):
+    with pytest.raises(ConfigError, match=r"data\.max_words=5, but numbers has no words"):
+        build_federation(config(data={"max_words": 5}))
+
+
 def test_the_kind_of_split_is_the_one_asked_for(dataset):
     sizes = {**SIZES, "kind": "dirichlet", "alpha": 0.05}
     skewed, even = (

@@ -28,7 +28,8 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch, Loss, Trainable
 from fedmoe.training.classifier import ClassifierLoss, log_probs
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.inference import clients_of
 from fedmoe.training.optimizers import Sgd
 from fedmoe.wire import message

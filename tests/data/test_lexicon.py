@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmoe.data.dataset import Dataset, Table
-from fedmoe.data.lexicon import as_ids, encode, limit_vocabulary, tokenize
+from fedmoe.data.lexicon import as_ids, encode, keep_words, limit_vocabulary, tokenize
 from fedmoe.errors import ConfigError
 
 TEXTS = st.lists(st.text(alphabet="abcd ", max_size=12), min_size=1, max_size=8)
@@ -64,6 +64,14 @@ def test_counts_weigh_words_and_stay_as_they_are():
     mails = Dataset("mails", table, table, ("a", "b"), as_ids, ("", "0", "1", "2", "3"))
     limited = limit_vocabulary(mails, np.arange(2), size=4)
     assert limited.prepare(x).tolist() == [[[3, 2, 0], [1, 9, 0]], [[3, 1, 0], [1, 1, 0]]]
+
+
+def test_a_text_keeps_its_first_words_and_a_mail_its_most_frequent():
+    texts = keep_words(texts_as_dataset(["b b a c"]), 3)
+    assert texts.train.x.tolist() == [[2, 2, 1]] and texts.input_shape == (3,)
+    table = Table(torch.tensor([[[2, 3, 1], [9, 4, 1]]], dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
+    mails = keep_words(Dataset("mails", table, table, ("a", "b"), as_ids, ("", "0", "1", "2")), 2)
+    assert mails.test.x.tolist() == [[[2, 3], [9, 4]]]
 
 
 @pytest.mark.parametrize("size", [-1, 0, 2])

@@ -11,8 +11,11 @@ from builders import RUN_ID, make_common_expert, make_expert, make_gate, tiny_co
 from fedmoe import assembly, trees
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.assembly import Parts
+from fedmoe.clients.privacy_ledger import PrivacyLedger, ledger_beside
 from fedmoe.core_types import Tensors
 from fedmoe.engines.catalog import open_transport
+from fedmoe.privacy_choice import PrivacyConfig
+from fedmoe.private_steps import Charge
 from fedmoe.testing.checks import TOLERANCE
 from fedmoe.testing.outcome import Outcome, run_session
 
@@ -26,9 +29,14 @@ pytestmark = [
 ]
 
 
+PRIVATE = "domain_experts-private"  # a run of the grid
+
+
 def parts_of(name: str, engine: str) -> Parts:
-    config = tiny_config(name, rounds=3, workers=2)
-    config = config.model_copy(update={"engine": config.engine.model_copy(update={"name": engine})})
+    config = tiny_config(name.removesuffix("-private"), rounds=3, workers=2)
+    privacy = PrivacyConfig(sampling_rate=0.5, noise_multiplier=1.0, noise_source="seeded") if name == PRIVATE else None
+    changed = {"engine": config.engine.model_copy(update={"name": engine}), "privacy": privacy}
+    config = config.model_copy(update=changed)
     own = {"expert": make_expert, "gate": make_gate, "common_expert": make_common_expert()}
     return assembly.build(config, federation=tiny_federation(), **own)  # type: ignore[arg-type]
 
@@ -37,7 +45,7 @@ def parts_of(name: str, engine: str) -> Parts:
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
     """One simulation whose nodes serve a run of every algorithm: to start one takes longer than to run it."""
     folder = tmp_path_factory.mktemp("flower")
-    runs = {name: (parts_of(name, "flower"), folder / name / "store") for name in CATALOG}
+    runs = {name: (parts_of(name, "flower"), folder / name / "store") for name in (*CATALOG, PRIVATE)}
     with simulation.simulated_grid(runs["fedavg"][0], runs) as made:
         yield made, folder
 
@@ -57,7 +65,7 @@ def assert_close(ours: Outcome, embedded: Outcome) -> None:
     assert not ours.manifest["rejected"]
 
 
-@pytest.mark.parametrize("name", sorted(CATALOG))
+@pytest.mark.parametrize("name", [*sorted(CATALOG), PRIVATE])
 def test_equal_to_the_embedded_engine(name: str, tmp_path: Path, grid: tuple[Any, Path]) -> None:
     made, folder = grid
     parts, store = parts_of(name, "flower"), folder / name / "store"
@@ -67,3 +75,13 @@ def test_equal_to_the_embedded_engine(name: str, tmp_path: Path, grid: tuple[Any
     with open_transport(parts, tmp_path / "store", RUN_ID) as transport:
         embedded = run_session(parts, transport, tmp_path / "store")
     assert_close(ours, embedded)
+    if name == PRIVATE:
+        spent = [charges_of(*one) for one in ((store, name), (tmp_path / "store", RUN_ID))]
+        assert spent[0] == spent[1] != {}
+
+
+def charges_of(store: Path, run_id: str) -> dict[int, list[Charge]]:
+    ledger = PrivacyLedger(ledger_beside(store), run_id)
+    found = {client: ledger.charges(client) for client in ledger.clients()}
+    ledger.close()
+    return found

@@ -14,11 +14,14 @@ from builders import RUN_ID, make_common_expert, make_expert, make_gate, tiny_co
 from fedmoe import assembly
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.assembly import Parts
+from fedmoe.clients.privacy_ledger import PrivacyLedger, ledger_beside
 from fedmoe.engines import ray_pool
 from fedmoe.engines.catalog import open_transport
 from fedmoe.engines.local_ray import start_local_ray
 from fedmoe.engines.ray_pool import RayPool
 from fedmoe.errors import ConfigError
+from fedmoe.privacy_choice import PrivacyConfig
+from fedmoe.private_steps import Charge
 from fedmoe.testing.outcome import Outcome, run_session
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed: pip install 'fedmoe[ray]'")
@@ -40,10 +43,11 @@ def local_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-def parts_of(name: str, engine: str, **engine_settings: Any) -> Parts:
+def parts_of(name: str, engine: str, *, private: bool = False, **engine_settings: Any) -> Parts:
     config = tiny_config(name, rounds=3, workers=WORKERS)
     changed = config.engine.model_copy(update={"name": engine, **engine_settings})
-    config = config.model_copy(update={"engine": changed})
+    privacy = PrivacyConfig(sampling_rate=0.5, noise_multiplier=1.0, noise_source="seeded") if private else None
+    config = config.model_copy(update={"engine": changed, "privacy": privacy})
     own = {"expert": make_expert, "gate": make_gate, "common_expert": make_common_expert()}
     return assembly.build(config, federation=tiny_federation(), **own)  # type: ignore[arg-type]
 
@@ -120,21 +124,42 @@ def test_the_object_store_does_not_grow_over_500_rounds(
         assert len(kept) == 12 and used() - before > 10 * 300_000
 
 
-def test_actors_on_another_machine_reach_the_private_states(tmp_path: Path) -> None:
-    """Two Ray nodes on this machine: the actor of the second has the keeper between itself and the file."""
+def charges_of(store: Path) -> dict[int, list[Charge]]:
+    ledger = PrivacyLedger(ledger_beside(store), RUN_ID)
+    found = {client: ledger.charges(client) for client in ledger.clients()}
+    ledger.close()
+    return found
+
+
+def test_a_lost_actor_that_had_paid_is_not_charged_again(tmp_path: Path, local_ray: None) -> None:
+    parts = parts_of("domain_experts", "ray", private=True, cohort_size=1)
+    with KillsAnActor(parts, tmp_path / "ray" / "store", RUN_ID) as transport:
+        ours = run_session(parts, transport, tmp_path / "ray" / "store")
+        assert transport.killed
+    plain = parts_of("domain_experts", "embedded", private=True, cohort_size=1)
+    embedded = outcome_of(plain, tmp_path / "embedded" / "store")
+    assert ours.fingerprint() == embedded.fingerprint()
+    assert charges_of(tmp_path / "ray" / "store") == charges_of(tmp_path / "embedded" / "store") != {}
+
+
+@pytest.mark.parametrize(("name", "private"), [("fedrep", False), ("domain_experts", True)])
+def test_actors_on_another_machine_reach_states_and_ledger(name: str, private: bool, tmp_path: Path) -> None:
+    """Two Ray nodes on this machine: the actor of the second has the keeper between itself and the files."""
     from ray.cluster_utils import Cluster
 
     ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)
-        parts = parts_of("fedrep", "ray", address=cluster.address, workers=1)
+        parts = parts_of(name, "ray", private=private, address=cluster.address, workers=1)
         ours = outcome_of(parts, tmp_path / "ray" / "store")
     finally:
         ray.shutdown()
         cluster.shutdown()
-    embedded = outcome_of(parts_of("fedrep", "embedded", workers=1), tmp_path / "embedded" / "store")
+    embedded = outcome_of(parts_of(name, "embedded", private=private, workers=1), tmp_path / "embedded" / "store")
     assert ours.private and ours.fingerprint() == embedded.fingerprint()
+    if private:
+        assert charges_of(tmp_path / "ray" / "store") == charges_of(tmp_path / "embedded" / "store") != {}
 
 
 def test_an_address_where_no_cluster_is_and_too_many_workers_are_said(

@@ -19,7 +19,8 @@ from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.fallbacks import record_fallbacks
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.optimizers import Adam, Sgd
 
 BACKENDS = ["native", "batched", "sequential"]

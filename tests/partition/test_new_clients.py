@@ -65,6 +65,24 @@ def test_without_public_rows_a_split_is_what_it_was_before_they_existed(kind):
     assert not len(split.public) and "public" not in split.arrays()
 
 
+def test_the_global_validation_is_balanced_and_nobody_holds_it(tmp_path):
+    config, data = MajoritySplit(**SIZES, global_validation_size=20), dataset()
+    split = draw_split(config, data, seed=0)
+    validation = split.global_validation
+    assert np.bincount(data.train.y.numpy()[validation]).tolist() == [2] * CLASSES and not len(split.public)
+    assert not {*split.train.rows, *split.validation.rows} & {*validation}
+    split.save(tmp_path / "split")
+    assert np.array_equal(Split.load(tmp_path / "split").global_validation, validation)
+
+
+def test_every_model_is_scored_on_the_global_validation(tmp_path):
+    sizes = {**SIZES, "num_clients": 3, "num_unseen": 0, "global_validation_size": 40}
+    table = {"split": {**sizes, "kind": "majority"}, "schedule": {"rounds": 1, "clients_per_round": 2}}
+    scores = fedmoe.run({**table, "algorithm": {"name": "fedavg"}}, directory=tmp_path).scores
+    found = [score for score in scores if score.data == "global_validation"]
+    assert [score.client for score in found] == [0, 1, 2] and {score.examples for score in found} == {40}
+
+
 def test_a_split_is_stored_with_its_public_rows(tmp_path):
     split = draw_split(KINDS["k_labels"].model_copy(update={"num_validation": 2}), dataset(), seed=0)
     split.save(tmp_path / "split.safetensors")
@@ -133,7 +151,7 @@ def test_groups_of_labels_have_none_in_common_and_anchors_stay_in_theirs():
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        (MajoritySplit(**SIZES, public_size=700), r"split\.public_size=700 .* needs 70 examples of class"),
+        (MajoritySplit(**SIZES, public_size=700), r"split\.public_size=700: .* needs 70 examples of class"),
         (MajoritySplit(**SIZES, public_validation_size=7), "held out of nothing"),
         (KLabelsSplit(**SIZES, num_validation=5), r"split\.num_validation=5 is above split\.num_unseen=4"),
         (KLabelsSplit(**SIZES, unseen_test_size=81), r"split\.unseen_test_size=81 needs 21 examples"),

@@ -22,13 +22,6 @@ def with_curves(make_results):
     ]
 
 
-def watched(result, num_experts=3, rows=10, of="label"):
-    loads = [(k + 1) / sum(range(1, num_experts + 1)) for k in range(num_experts)]
-    history = [{**event, "experts": {"load": loads, "usage_entropy": 0.5}} for event in result["history"]]
-    shares = [[float(k == row % num_experts) for k in range(num_experts)] for row in range(rows)]
-    return result | {"history": history, "assignment": {"of": of, "shares": shares}}
-
-
 @pytest.mark.parametrize(("seeds", "half"), [(1, False), (3, True)])
 def test_the_trade_off_has_a_point_per_method_and_an_interval_from_two_seeds_on(make_results, seeds, half):
     points = figures.trade_off(make_results(seeds=seeds)).data["points"]
@@ -53,7 +46,7 @@ def test_the_headline_score_is_after_personalisation_if_there_is_any(make_result
 
 
 def test_a_curve_is_the_mean_over_seeds_where_all_of_them_were_evaluated(make_results):
-    figure = figures.learning_curves(with_curves(make_results))
+    figure = figures.learning_curves(group(with_curves(make_results)))
     lines = {view["label"]: view["series"][0]["points"] for view in figure.data["views"]}
     assert lines["on clients' own test data, over rounds"] == [[10, 0.5], [20, 0.7]]
     assert lines["on the pooled data, for a new client, over bytes"] == [[30.0, 0.4], [60.0, 0.6]]
@@ -85,7 +78,9 @@ def test_thinning_keeps_order_and_both_ends(length, most):
     assert (kept[0], kept[-1]) == (0, length - 1)
 
 
-@pytest.mark.parametrize("figure", [figures.trade_off, figures.learning_curves, figures.training_loss])
+@pytest.mark.parametrize(
+    "figure", [figures.trade_off, lambda results: figures.learning_curves(group(results)), figures.training_loss]
+)
 def test_no_scores_and_no_rounds_no_figure(figure, make_results):
     assert figure([]) is None
     assert figure([make_results(("fedavg",))[0] | {"scores": [], "history": []}]) is None
@@ -97,28 +92,6 @@ def test_the_split_names_clients_and_classes(make_results):
     assert figure.data["rows"] == ["0", "coast", "2"] and figure.data["columns"] == ["0", "1", "2", "3"]
     assert figure.data["frames"][0]["values"] == result["class_counts"]
     assert figures.split_map(result | {"class_counts": []}) is None
-
-
-def test_experts_are_shown_by_load_entropy_and_map(make_results):
-    run = watched(make_results(("fedavg",), classes=10)[0], num_experts=4)
-    load, entropy, shares = figures.expert_figures(group([run])[0], StoredRun(run))
-    assert [one["name"] for one in load.data["views"][0]["series"]] == [f"expert {k}" for k in range(4)]
-    assert entropy.data["views"][0]["series"][0]["points"][0] == [1, 0.5]
-    assert shares.data["rows"] == [str(k) for k in range(10)] and "label 5: expert 1" in shares.alt
-
-
-def test_maps_of_earlier_rounds_come_before_the_last(make_results):
-    run = watched(make_results(("fedavg",))[0], of="client", rows=2)
-    maps = [{"round": number, "of": "client", "shares": [[1, 0, 0], [0, 1, 0]]} for number in (1, 7)]
-    figure = figures.expert_figures(group([run])[0], StoredRun(run, expert_maps=maps))[-1]
-    assert [frame["label"] for frame in figure.data["frames"]] == ["round 1", "round 7"]
-    assert figure.data["row"] == "Client"
-
-
-def test_one_expert_or_none_draws_nothing(make_results):
-    plain = make_results(("fedavg",))[0]
-    for run in (plain, watched(plain, num_experts=1)):
-        assert figures.expert_figures(group([run])[0], StoredRun(run)) == []
 
 
 def test_what_left_the_clients_is_shown_by_tensor_largest_first(make_results):

@@ -55,6 +55,14 @@ def test_a_setting_twice_no_seeds_and_a_bad_value_are_refused_before_anything_ru
         plan(config, {"split.shares": [0.3]}, [0], tmp_path)
 
 
+def test_points_that_are_the_same_runs_are_refused(config, tmp_path):
+    with pytest.raises(ConfigError, match=r"alpha = 0\.3 and alpha = 0\.1 are the same runs"):
+        plan(config, {"algorithm.alpha": [0.1, 0.3]}, [0], tmp_path, ["algorithm.name=apfl"])
+    changes = ["algorithm.name=apfl", "compare=['apfl','local_only']"]
+    cells = plan(config, {"algorithm.alpha": [0.1, 0.3]}, [0], tmp_path, changes)
+    assert [cell.config.algorithm.options().alpha for cell in cells[::2]] == [0.1, 0.3]
+
+
 def test_cells_share_rounds_where_only_what_follows_them_differs(config, tmp_path):
     grid = {"training.personal.learning_rate": [1e-3, 1e-4], "split.share": [0.3, 0.6]}
     cells = plan(config, grid, [0], tmp_path)

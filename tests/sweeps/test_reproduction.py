@@ -8,8 +8,10 @@ import pytest
 
 from fedmoe.config import read_config
 from fedmoe.errors import ConfigError
+from fedmoe.report.grid import GridPoint
+from fedmoe.report.grid_figures import _shares
 from fedmoe.report.runs import StoredRun
-from fedmoe.report.sweep import GridPoint, _shares, entry_text, markdown_grid, part_tables, render_grid
+from fedmoe.report.sweep import entry_text, markdown_grid, part_tables, render_grid, shown_tables
 from fedmoe.sweeps.reproduction import beside, choose, find, read
 
 HOME = Path(__file__).parents[2] / "configs" / "reproduce"
@@ -24,8 +26,32 @@ def test_every_file_plans_runs_whose_methods_its_numbers_and_claims_name(one, tm
     named = {method for printed in one.published for method in printed.methods}
     named |= {title for claim in one.claims for title in (claim.method, claim.than)}
     assert named <= titles, named - titles
-    points = [tuple(map(str, cell.point)) for cell in one.cells(tmp_path, [0])]
-    assert len(one.cells(tmp_path, [0], quick=True)) <= 6 <= 6 * len(points)
+    folders = [cell.directory for cell in one.cells(tmp_path, one.seeds)]
+    assert len(folders) == len(set(folders)), "two runs in one folder"
+    assert 1 <= len(one.cells(tmp_path, [0], quick=True)) <= 6
+
+
+def test_runs_in_one_folder_are_the_same_runs_whichever_figure_asks(tmp_path):
+    known = {}
+    for one in FOUND:
+        for cell in one.cells(tmp_path, [0]):
+            asked = cell.config.model_dump(mode="json", exclude={"name", "compare"})
+            assert known.setdefault(cell.directory, asked) == asked, (one.name, cell.label)
+    shared = [one for one in FOUND if one.runs_of]
+    assert shared and all(one.runs_of in {other.figure for other in FOUND} for one in shared)
+
+
+def test_figures_with_the_same_public_rows_network_and_seed_share_a_common_expert(tmp_path):
+    def files(name, seed, **how):
+        (one,) = choose(FOUND, "002", name)
+        return {cell.config.common_expert.weights for cell in one.cells(tmp_path, [seed], **how)}
+
+    assert files("table1-cifar10", 0) == files("table3-cifar10", 0) != files("table1-cifar10", 1)
+    assert files("table1-cifar10", 0).isdisjoint(files("table1-cifar100", 0) | files("table1-cifar10", 0, quick=True))
+    assert len(files("figure4", 0)) == 3, "one for each accuracy"
+    (one,) = choose(FOUND, "002", "table2")
+    for cell in one.cells(tmp_path, [0]):
+        assert cell.config.model.start_from in (None, cell.config.common_expert.weights)
 
 
 def test_names_are_unique_and_an_unknown_one_is_said_with_the_nearest():
@@ -78,6 +104,14 @@ def test_our_mean_and_interval_stand_beside_the_published_value(points):
     assert values == ["0.8"] and (tuned.published, mixture.published) == ("65.61", "67.17")
     assert re.fullmatch(r"61\.\d ± 0\.2 \(67\.17\)", entry_text(mixture)) and mixture.seeds == 4
     assert "(65.61)" in markdown_grid(points, beside(one, points))
+
+
+def test_a_grid_of_one_point_is_one_table_with_a_row_for_each_method(make_results):
+    point = GridPoint((), [result(title, 0, 0, 0.5, make_results) for title in ("FedJETs", "Common expert")])
+    (one,) = choose(FOUND, "002", "table6")
+    (table,) = shown_tables([point], beside(one, [point]))
+    assert table.keys == ["Method"] and [row[0] for row in table.rows] == [["FedJETs"], ["Common expert"]]
+    assert "Own data" in table.methods and "| FedJETs | 50.0" in markdown_grid([point], beside(one, [point]))
 
 
 def test_the_page_draws_scores_over_the_grid_and_own_against_global(points):

@@ -16,7 +16,8 @@ from fedmoe.training.batches import shuffled
 from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.corrections import clip_by_norm
 from fedmoe.training.fallbacks import record_fallbacks
-from fedmoe.training.fit import Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Schedule
 from fedmoe.training.local import LocalTrainer
 from fedmoe.training.rates import RateSchedule
 from fedmoe.training.settings import LocalTraining

@@ -8,7 +8,8 @@ from fedmoe.core_types import ClientData
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS, crop_flip, draw_crop_flip
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.local import LocalTrainer
 from fedmoe.training.optimizers import Sgd
 from fedmoe.training.settings import LocalTraining

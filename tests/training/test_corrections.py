@@ -14,7 +14,8 @@ from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.corrections import Proximal
 from fedmoe.training.early_stopping import EarlyStopping
 from fedmoe.training.fallbacks import fallback_note, record_fallbacks
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.optimizers import Adam, Sgd
 
 BACKENDS = ["native", "batched", "sequential"]

@@ -31,7 +31,8 @@ from fedmoe.training.class_weights import ClassWeightedLoss
 from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.corrections import Proximal
 from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.inference import per_example
 from fedmoe.training.optimizers import Adam, Sgd
 from fedmoe.training.rates import Rates, RateSchedule

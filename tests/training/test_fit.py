@@ -15,7 +15,8 @@ from fedmoe.streams import Streams
 from fedmoe.training.batches import shuffled
 from fedmoe.training.classifier import ClassifierLoss
 from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.optimizers import Adam, Sgd
 
 BACKENDS = ["sequential", "batched"]

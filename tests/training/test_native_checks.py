@@ -14,7 +14,8 @@ from fedmoe.models.images import mlp
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.native_checks import readable_images
 from fedmoe.training.optimizers import Sgd
 

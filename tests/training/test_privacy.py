@@ -11,19 +11,21 @@ from torch import nn
 from fedmoe import trees
 from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.core_types import Examples
-from fedmoe.errors import ConfigError
+from fedmoe.errors import ConfigError, DataError
 from fedmoe.models.network import Network
-from fedmoe.models.task import Regression
+from fedmoe.models.task import Classification, Regression
 from fedmoe.noise import NoiseKey
 from fedmoe.private_steps import Charge, Mechanism, PrivateSteps
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch
-from fedmoe.training.classifier import ClassifierLoss
+from fedmoe.training.classifier import LOGIT_OFFSET, ClassifierLoss
 from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Group, Schedule, fit
+from fedmoe.training.fit import fit
 from fedmoe.training.flat import Layout
+from fedmoe.training.group import Group, Schedule
 from fedmoe.training.optimizers import Sgd
 from fedmoe.training.privacy import clipped_sums
+from smooth_residual import SmoothResidual
 
 BACKENDS = ("batched", "native", "sequential")
 FEATURES, CLASSES, RATE = 6, 3, 0.5
@@ -35,6 +37,7 @@ NETWORKS = {
             nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, CLASSES)
         ),
     ),
+    "residual": ((1, 8, 8), lambda: SmoothResidual((1, 8, 8), CLASSES, width=16, stride=1)),
 }
 
 
@@ -129,15 +132,48 @@ def test_microbatches_give_the_same_sum() -> None:
     torch.testing.assert_close(whole, small, atol=1e-6, rtol=1e-5)
 
 
-def test_an_example_whose_gradient_is_not_finite_counts_for_nothing() -> None:
-    network, rows = network_of("dense", "batched"), drawn(5, (FEATURES,))
+@pytest.mark.parametrize("clipping", ["whole", "per_tensor"])
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("task", [Classification(), Regression("huber")], ids=["classes", "numbers"])
+def test_the_kernels_sum_what_single_gradients_sum_to(kind: str, clipping: str, task) -> None:
+    """More examples than the kernels hold at a time, of two clients, with an offset and a tensor that stays."""
+    (shape, _), sizes = NETWORKS[kind], (150, 70)
+    mechanism = Mechanism(0.0, 1.0, 4.0, clip_norm=0.3, clipping=clipping)
+    rows = side_by_side([drawn(size, shape, size) for size in sizes])
+    y = rows.y if isinstance(task, Classification) else torch.stack([rows.y] * CLASSES, dim=-1).float()
+    offset = {LOGIT_OFFSET: torch.tensor([[0.5, -1.0, 0.0], [2.0, 0.0, -1.0]])}
+    found = {}
+    for backend in ("native", "batched"):
+        network = network_of(kind, backend)
+        point = trees.stack([network.init(seed) for seed in (1, 2)])
+        layout = Layout.of(point)
+        stays = [
+            torch.full((size,), name == layout.names[-1]) for name, size in zip(layout.names, layout.sizes, strict=True)
+        ]
+        found[backend] = clipped_sums(
+            "model", ClassifierLoss(network, task), {"model": layout}, {"model": layout.pack(point)}, offset,
+            Batch(rows.x, y, {}, training=True), torch.arange(150) < torch.tensor(sizes)[:, None], mechanism,
+            torch.cat(stays),
+        )  # fmt: skip
+    torch.testing.assert_close(found["native"], found["batched"], atol=2e-5, rtol=1e-4)
+    assert found["native"].norm() > 1 and found["native"][:, -layout.sizes[-1] :].norm() == 0
+
+
+def test_labels_that_the_model_does_not_have_are_refused_before_the_kernels_read_them() -> None:
+    network, rows = network_of("dense", "native"), drawn(5, (FEATURES,))
+    rows.y[3] = CLASSES
+    with pytest.raises(DataError, match="to 3, but the model has 3 scores"):
+        moved(network, side_by_side([rows]), steps_of(sampling_rate=1.0), "native")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_example_whose_gradient_is_not_finite_counts_for_nothing(backend: str) -> None:
+    network, rows = network_of("dense", backend), drawn(5, (FEATURES,))
     broken = rows._replace(x=rows.x.clone())
     broken.x[2] = 1e38
     kept = examples(rows.x[[0, 1, 3, 4]], rows.y[[0, 1, 3, 4]])
     private = {"sampling_rate": 1.0}
-    (first,), (second,) = (
-        moved(network, side_by_side([one]), steps_of(**private), "batched") for one in (broken, kept)
-    )
+    (first,), (second,) = (moved(network, side_by_side([one]), steps_of(**private), backend) for one in (broken, kept))
     assert first.isfinite().all()
     torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-4)
 

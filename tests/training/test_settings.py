@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from fedmoe.training.fit import Schedule
+from fedmoe.training.group import Schedule
 from fedmoe.training.optimizers import Adam, Sgd
 from fedmoe.training.settings import LocalTraining
 

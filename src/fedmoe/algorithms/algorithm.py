@@ -244,7 +244,7 @@ class Answer(NamedTuple):
     predict: Predict
     batch_size: int | None = None  # of questions that are answered together, where an answer depends on the others
     models: frozenset[str] = frozenset(("before", "after"))  # scored before personalisation, after it
-    data: frozenset[str] = frozenset(("own", "tuning", "global", "pooled"))  # what it is scored on
+    data: frozenset[str] = frozenset(("own", "tuning", "global", "global_validation", "pooled"))  # what it is scored on
     is_candidate: bool = False  # one of those among which the client chose the way in which it answers
 
 

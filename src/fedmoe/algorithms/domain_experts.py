@@ -15,7 +15,6 @@ best round: the private parts have moved on since.
 Shape suffixes: S clients of a cohort, B a batch, C classes or numbers.
 """
 
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 from fedmoe import trees
 from fedmoe.algorithms import fedavg
 from fedmoe.algorithms.algorithm import Algorithm, Nothing
-from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, ServerState, TrainingReport, Update
+from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, TrainingReport, Update
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Tensors, Tree
 from fedmoe.models.mixture import gate_shares
@@ -64,7 +63,7 @@ class PrivateParts(NamedTuple):
 def domain_experts(config: DomainExpertsConfig, setup: AlgorithmSetup) -> Algorithm:
     plain = fedavg.fedavg(config, setup)
     (train,) = plain.round
-    train = train._replace(figures=lambda before, updates: gradient_size(setup, before, updates))
+    train = train._replace(figures=lambda before, updates: fedavg.gradient_size(setup, before, updates))
     common = plain._replace(
         validation=None,
         personal_type=PrivateParts,
@@ -188,16 +187,6 @@ def catch_up(
         return torch.where(late_S.view(-1, *[1] * (before_S.dim() - 1)), after_S, before_S)
 
     return trees.tree_map(chosen, own, trained)
-
-
-def gradient_size(setup: AlgorithmSetup, before: ServerState, updates: Mapping[ClientId, Update]) -> dict[str, float]:
-    """The mean norm of what users sent, as a gradient (Figure 7): how far they moved M_G, by the rate of a step."""
-    squares = [
-        sum(float((update.model[name] - leaf).double().square().sum()) for name, leaf in before.model.items())
-        for update in updates.values()
-    ]
-    rate = setup.federated.settings.learning_rate
-    return {"gradient_norm": sum(square**0.5 for square in squares) / (rate * len(squares))} if squares else {}
 
 
 def predict(setup: AlgorithmSetup, shared: Broadcast, own: PrivateParts | None, x: Tensor) -> Tensor:

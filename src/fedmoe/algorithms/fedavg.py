@@ -40,7 +40,7 @@ class FedAvgConfig:
     validate_every: PositiveInt = 50
     max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may report
     server_optimizer: ServerOptimizer | None = None  # default: the weighted mean is the new model
-    divergence: bool = False  # report in every round how far apart clients pull the model
+    divergence: bool = False  # report in every round how far, and how far apart, clients pull the model
 
 
 @message
@@ -88,6 +88,7 @@ def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
         update_type=Update,
         report_type=TrainingReport,
         observe=(lambda before, _after, updates, *_: observe(before, updates)) if config.divergence else None,
+        figures=(lambda before, updates: gradient_size(setup, before, updates)) if config.divergence else None,
     )
     validate = train._replace(
         name="validate",
@@ -110,6 +111,19 @@ def fedavg(config: FedAvgConfig, setup: AlgorithmSetup) -> Algorithm:
         frequencies="pool",
         no_guarantee=None,
     )
+
+
+def gradient_size(setup: AlgorithmSetup, before: ServerState, updates: Mapping[ClientId, Update]) -> dict[str, float]:
+    """The mean norm of what clients sent, as a gradient: how far they moved the model, by the rate of a step.
+
+    Peterson, Kanani and Marathe (2019), Figure 7.
+    """
+    squares = [
+        sum(float((update.model[name] - leaf).double().square().sum()) for name, leaf in before.model.items())
+        for update in updates.values()
+    ]
+    rate = setup.federated.settings.learning_rate
+    return {"gradient_norm": sum(square**0.5 for square in squares) / (rate * len(squares))} if squares else {}
 
 
 def init_server(network: Network, seed: int, optimizer: ServerOptimizer | None = None) -> ServerState:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedmoe.partition.draw import Transform
 from fedmoe.partition.split import Indices, Split
 
 SHOWN_NAMES = 20  # in a message
+MOST_KEPT = 32 * 2**20  # bytes of prepared records in each process
 SHOWN_CLASSES = 10
 
 
@@ -89,6 +90,7 @@ class Federation:
     # The first so many of the unseen clients are for choosing settings and thresholds; the others test.
     num_validation: int = 0
     public: Callable[[], PublicData] | None = None
+    global_validation: Examples | None = None  # balanced rows that nobody holds: to choose settings by
     is_elsewhere: bool = False  # the records are on the clients' own machines: `load` shows their form alone
     class_names: tuple[str, ...] = ()  # where classes have names
     table: TableSchema | None = None  # of rows of a table: what turned them into x, and reads new ones
@@ -207,6 +209,13 @@ def _padded(one: Examples, length: int) -> Examples:
     return one._replace(x=x, y=y, extra=extra)
 
 
+def _is_small(dataset: Dataset, split: Split) -> bool:
+    """Whether all that clients hold may stay in memory as models read it: then nothing is prepared twice."""
+    rows = sum(len(shards.rows) for shards in (split.train, split.validation, split.test))
+    one = dataset.prepare(dataset.train.x[:1])
+    return rows * one.numel() * one.element_size() <= MOST_KEPT
+
+
 def federation_from_split(
     dataset: Dataset, split: Split, opted: OptOut, transform: Transform | None = None
 ) -> Federation:
@@ -266,12 +275,15 @@ def federation_from_split(
         input_shape=dataset.input_shape,
         participants=opted.participants(split),
         global_test=examples(*rows(dataset.test, split.global_test)),
-        load=SplitClient,
+        load=cache(SplitClient) if _is_small(dataset, split) else SplitClient,
         digest=split.digest,
         vocabulary_size=getattr(dataset, "vocabulary_size", None),
         class_names=dataset.class_names,
         side_values=transform.side_values if transform else {},
         num_validation=split.num_validation,
         public=public if len(split.public) else None,
+        global_validation=(
+            examples(*rows(dataset.train, split.global_validation)) if len(split.global_validation) else None
+        ),
         target_shape=None if dataset.num_classes else tuple(dataset.train.y.shape[1:]),
     )

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmoe.data.dataset import Dataset
+from fedmoe.data.dataset import Dataset, Table
 from fedmoe.errors import ConfigError
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
@@ -52,6 +52,15 @@ def _as_rows(rows: Sequence[Sequence[str]], ids: dict[str, int], length: int) ->
 def as_ids(x: Tensor) -> Tensor:
     """Stored ids as int64, which every layer accepts as an index."""
     return x.to(torch.int64)
+
+
+def keep_words(dataset: Dataset, count: int) -> Dataset:
+    """The same data set with shorter rows: the first words of a text, or the most frequent ones of a mail."""
+
+    def cut(table: Table) -> Table:
+        return replace(table, x=table.x[..., :count].contiguous())
+
+    return replace(dataset, train=cut(dataset.train), test=cut(dataset.test))
 
 
 def limit_vocabulary(dataset: Dataset, rows: NDArray[np.int64], size: int) -> Dataset:

@@ -51,7 +51,12 @@ class RunProgress:
             if event.finished:
                 self._console.print(f"{label}: finished before, showing its results")
             elif event.rounds_of:
-                self._console.print(f"{label}: has the same rounds as {event.rounds_of}, and starts from their end")
+                self._console.print(
+                    f"{label}: its {event.rounds} rounds are those of {event.rounds_of}, trained once for both; it "
+                    "starts from their end"
+                )
+            elif event.resumed_from == event.rounds > 0:
+                self._console.print(f"{label}: its {event.rounds} rounds are done; going on with what follows them")
             elif event.resumed_from:
                 self._console.print(f"{label}: resuming after round {event.resumed_from} of {event.rounds}")
             self._update(label, "rounds", event.resumed_from, event.rounds)

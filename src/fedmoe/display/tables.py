@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from fedmoe.data.available import SourceStatus
     from fedmoe.explain import Explanation
     from fedmoe.partition.split import Split
-    from fedmoe.report.sweep import GridPoint, PaperPart
+    from fedmoe.report.grid import GridPoint
+    from fedmoe.report.sweep import PaperPart
     from fedmoe.sweeps.cost import Cost
     from fedmoe.sweeps.reproduction import Reproduction
 
@@ -36,20 +38,21 @@ def score_table(results: Sequence[RunRecord], title: str) -> Table:
         caption="own: each client's test data; global: balanced; a→b: before and after personalising",
     )
     rows = summarise(results)
-    new_clients = [part for part in ("unseen", "tuning", "pooled") if any(row[part] for row in rows)]
+    possible = ("global_validation", "unseen", "tuning", "pooled")
+    more = [part for part in possible if any(row[part] for row in rows)]
     table.add_column("method", overflow="fold")  # wraps first, being the widest
     metrics = _metrics(rows) if len(_metrics(rows)) <= FEW_METRICS else []
     for column in (
         "own data",
         "global",
-        *new_clients,
+        *(part.replace("_", " ") for part in more),
         "worst 10%",
         "spread",
         *(escape(title_of(name)) for name in metrics),
     ):
         table.add_column(column, justify="right", overflow="fold")  # a number may wrap, but is never cut
     for row in rows:
-        cells = [score_text(row[part], figure) for part in ("own", "global", *new_clients)]
+        cells = [score_text(row[part], figure) for part in ("own", "global", *more)]
         cells += [figure_text(row["own"], key, figure) for key in ("worst_decile", "spread")]
         table.add_row(escape(row["title"]), *cells, *(metric_text(row["metrics"].get(name)) for name in metrics))
     return table
@@ -118,6 +121,8 @@ def split_facts(split: "Split", counts: NDArray[np.int64]) -> str:
         for name, part in (("train", split.train), ("validation", split.validation), ("own test", split.test))
     ]
     lines.append(f"global test {len(split.global_test):,}")
+    if len(split.global_validation):
+        lines.append(f"global validation {len(split.global_validation):,}, which no client holds")
     if split.domains is not None:
         held = ", ".join(f"{domain}: {number}" for domain, number in enumerate(np.bincount(split.domains)))
         lines.append(f"domains     {held} clients")
@@ -164,7 +169,7 @@ def explanation_table(found: "Explanation") -> Table:
         total = found.rounds * found.seconds_per_round
         table.add_row(
             "rounds",
-            f"{found.rounds} of about {found.seconds_per_round:.2g} s (measured on one): {duration(total)}, without "
+            f"{found.rounds} of about {found.seconds_per_round:.2g} s (measured on a few): {duration(total)}, without "
             "validation, personalisation and scores",
         )
     for note in found.notes:
@@ -198,12 +203,14 @@ def prediction_table(columns: Mapping[str, Sequence[Any]], title: str) -> Table:
 
 def grid_tables(points: "Sequence[GridPoint]", paper: "PaperPart | None" = None) -> list[Table]:
     """One for each kind of score, a row for each point; and the claims of a paper, as decided."""
-    from fedmoe.report.sweep import entry_text, part_tables
+    from fedmoe.report.sweep import entry_text, shown_tables
 
     tables = []
-    for found in part_tables(points, paper):
-        table = Table(title=f"{found.title}, mean ± 95%" + (" (published)" if paper else ""))
-        for name in (*found.keys, *found.methods):
+    for found in shown_tables(points, paper):
+        table = Table(title=f"{found.title}, mean ± 95%" + (" (published)" if paper and paper.published else ""))
+        for name in found.keys:
+            table.add_column(escape(name), overflow="fold")
+        for name in found.methods:
             table.add_column(escape(name), justify="right", overflow="fold")
         for values, entries in found.rows:
             table.add_row(*map(escape, values), *(escape(entry_text(entry)) for entry in entries))
@@ -220,12 +227,16 @@ def grid_tables(points: "Sequence[GridPoint]", paper: "PaperPart | None" = None)
 
 def reproduction_table(rows: "Sequence[tuple[Reproduction, Cost, int, int]]") -> Table:
     """What can be reproduced, about how long it takes here, and what has been run."""
-    table = Table(caption="time: an estimate from one timed round, all cores busy; --quick needs seconds")
-    for name in ("paper", "figure", "what", "runs", "time here", "done"):
-        table.add_column(name, justify="right" if name in ("runs", "done") else "left", overflow="fold")
+    table = Table(
+        box=SIMPLE, caption="time: all of it, an order of magnitude from a few timed rounds; --quick needs seconds"
+    )
+    table.add_column("paper, figure", no_wrap=True)
+    table.add_column("what", overflow="fold")
+    for name in ("time here", "runs done"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one, cost, done, total in rows:
-        time = duration(cost.seconds) if cost.seconds is not None else f"not timed: {cost.why}"
-        table.add_row(one.paper, one.figure, escape(one.title), str(total), escape(time), f"{done} of {total}")
+        time = "not timed" if cost.seconds is None else duration(cost.seconds)
+        table.add_row(f"{one.paper} {one.figure}", escape(one.title), time, f"{done} of {total}")
     return table
 
 

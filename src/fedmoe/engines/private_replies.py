@@ -1,7 +1,8 @@
 """Replies under differential privacy: paid for in the client's ledger before they leave, and repeated, not redrawn."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,37 @@ from fedmoe.private_steps import PrivateSteps
 from fedmoe.run_privacy import RunPrivacy
 
 Replies = tuple[list[list[ClientId]], list[EncodedParts]]
+OpenLedger = Callable[[Path, str, Mapping[str, Any]], PrivacyLedger]
 Compute = Callable[[Header, Sequence[memoryview], PrivateSteps | None], Replies]
 
 
 class PrivateReplies:
     """The ledger of the clients that a worker serves, and the rules by which they spend."""
 
-    def __init__(self, privacy: RunPrivacy, path: Path, run_id: str, seed: int, keep_rounds: int) -> None:
+    def __init__(
+        self, privacy: RunPrivacy, seed: int, keep_rounds: int, open_ledger: Callable[[], PrivacyLedger]
+    ) -> None:
         self.privacy, self.seed, self.keep_rounds = privacy, seed, keep_rounds
-        self._path, self._run_id = path, run_id
-        PrivacyLedger(path, run_id, privacy.facts()).close()  # here, once: see `Worker`
+        self._open_ledger = open_ledger
+        open_ledger().close()  # here, once: see `Worker`
         self._ledger: PrivacyLedger | None = None
 
     @classmethod
-    def of(cls, parts: Parts, store: Path, run_id: str) -> "PrivateReplies | None":
-        if parts.privacy is None:
+    def of(
+        cls, parts: Parts, store: Path, run_id: str, open_ledger: OpenLedger = PrivacyLedger
+    ) -> "PrivateReplies | None":
+        privacy = parts.privacy
+        if privacy is None:
             return None
         keep_rounds = 2 * parts.config.schedule.checkpoint_every + 2  # as far back as a resume may begin, and a spare
-        return cls(parts.privacy, ledger_beside(store), run_id, parts.config.seed, keep_rounds)
+        opened = partial(open_ledger, ledger_beside(store), run_id, privacy.facts())
+        return cls(privacy, parts.config.seed, keep_rounds, opened)
 
     @property
     def ledger(self) -> PrivacyLedger:
         """Opened at first use: an SQLite connection must not be carried across a fork."""
         if self._ledger is None:
-            self._ledger = PrivacyLedger(self._path, self._run_id)
+            self._ledger = self._open_ledger()
         return self._ledger
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from fedmoe.encoding import Bytes
 from fedmoe.engines.embedded import default_workers, keep_freed_memory
 from fedmoe.engines.extras import require
 from fedmoe.engines.local_ray import prepare_environment, start_local_ray
-from fedmoe.engines.ray_store import Keeper, RemoteStore
+from fedmoe.engines.ray_store import Keeper, RemoteLedger, RemoteStore
 from fedmoe.engines.retries import Retries
 from fedmoe.engines.worker import Worker
 from fedmoe.errors import ConfigError, FedmoeError, RunError
@@ -43,7 +43,11 @@ class WorkerActor:
         self._error: FedmoeError | None = None
         try:
             parts = assembly.rebuild(table, given)
-            self._worker = Worker(parts, store, run_id, *(() if at_home else (lambda *_: RemoteStore(keeper),)))
+            elsewhere: dict[str, Any] = {
+                "open_store": lambda *_: RemoteStore(keeper),
+                "open_ledger": lambda *_: RemoteLedger(keeper),
+            }
+            self._worker = Worker(parts, store, run_id, **({} if at_home else elsewhere))
         except FedmoeError as error:  # such as data that are not on this machine
             self._error = error
 

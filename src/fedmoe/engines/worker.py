@@ -14,11 +14,12 @@ from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Exchange, Nothing
 from fedmoe.assembly import Parts
 from fedmoe.clients.federation import take
+from fedmoe.clients.privacy_ledger import PrivacyLedger
 from fedmoe.clients.private_store import PrivateStore
 from fedmoe.core_types import ClientId, Examples, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.encoding import Parts as EncodedParts
-from fedmoe.engines.private_replies import PrivateReplies
+from fedmoe.engines.private_replies import OpenLedger, PrivateReplies
 from fedmoe.engines.protocol import exchanges_of
 from fedmoe.engines.requests import Header, read_request
 from fedmoe.engines.state_versions import NONE
@@ -33,7 +34,7 @@ from fedmoe.training.inference import clients_of
 
 
 class Worker:
-    """`handle(frame)` does one piece of work on one cohort. `open_store` is for a store that is not on this machine."""
+    """`handle(frame)` does one piece of work on one cohort."""
 
     def __init__(
         self,
@@ -42,8 +43,12 @@ class Worker:
         run_id: str,
         open_store: Callable[[Path, str], PrivateStore] = PrivateStore,
         keep_model: Callable[[PersonalModel, ClientId], None] | None = None,
+        open_ledger: OpenLedger = PrivacyLedger,
     ) -> None:
-        """`keep_model` is where personal models go that this worker is asked to export; else it exports none."""
+        """`open_store` and `open_ledger` are for files that are not on this machine.
+
+        `keep_model` is where personal models go that this worker is asked to export; else it exports none.
+        """
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
         self.metrics, self.task, self.device = parts.metrics, parts.task, parts.device
@@ -51,7 +56,7 @@ class Worker:
         self._open_store, self._keep_model = partial(open_store, store, run_id), keep_model
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
-        self._private_replies = PrivateReplies.of(parts, store, run_id)
+        self._private_replies = PrivateReplies.of(parts, store, run_id, open_ledger)
         self._work = {
             "exchange": self.exchange,
             "personalize": self.personalize,
@@ -232,6 +237,8 @@ class Worker:
         pooled, validates = client == self.federation.pooled, self.federation.validates(client)
         own = "pooled" if pooled else "tuning" if validates else "own"
         parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
+        if self.federation.global_validation is not None:
+            parts["global_validation"] = self.federation.global_validation
         return [
             self._score(name, shared, state, personal, client, model, data, rows)
             for model, personal in models.items()
@@ -331,6 +338,8 @@ class Worker:
 
 def _together(received: Sequence[Tree]) -> Tree:
     """The broadcasts of a cohort, stacked. The session sends together what is of one form; another server may not."""
+    if len(received) == 1:  # no copy: a large model is in memory often enough
+        return trees.tree_map(lambda leaf: leaf[None], received[0])
     try:
         return trees.stack(received)
     except (RuntimeError, KeyError, ValueError) as error:

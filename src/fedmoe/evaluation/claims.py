@@ -13,11 +13,12 @@ from fedmoe.evaluation.summary import final_model, interval
 
 LEAST_SEEDS = 4
 PARTS = {
-    "own": ("own", False), "global": ("global", False), "unseen": ("own", True), "tuning": ("tuning", True),
+    "own": ("own", False), "global": ("global", False), "unseen": ("own", True),
+    "global_validation": ("global_validation", False), "tuning": ("tuning", True),
     "pooled": ("pooled", True),
 }  # fmt: skip
 
-Part = Literal["own", "global", "unseen", "tuning", "pooled"]
+Part = Literal["own", "global", "global_validation", "unseen", "tuning", "pooled"]
 Model = Literal["final", "before"]  # what clients end with, or the state before they personalise
 Verdict = Literal["holds", "does not hold", "undecided"]
 
@@ -30,30 +31,34 @@ class Difference(NamedTuple):
     half: float | None
 
 
-def mean_over_clients(run: RunRecord, part: Part, model: Model = "final") -> float | None:
+def mean_over_clients(run: RunRecord, part: Part, model: Model = "final", metric: str | None = None) -> float | None:
+    """Of the figure of merit, or of a metric that an algorithm measures; None where there is nothing to average."""
     data, unseen = PARTS[part]
     wanted = final_model(run) if model == "final" else "before"
-    merit = figure_of([run])
+    merit = figure_of([run], metric)
     found = [
         merit.of(score)
         for score in run["scores"]
         if (score["data"], score["unseen"], score["model"]) == (data, unseen, wanted)
+        and (metric is None or metric in score.get("metrics", ()))
     ]
     return fmean(found) if found else None
 
 
-def by_seed(results: Sequence[RunRecord], title: str, part: Part, model: Model = "final") -> dict[int, float]:
+def by_seed(
+    results: Sequence[RunRecord], title: str, part: Part, model: Model = "final", metric: str | None = None
+) -> dict[int, float]:
     """Means over clients of one method, by seed."""
     runs = [run for run in by_answer(results) if run["title"] == title]
-    means = {run["seed"]: mean_over_clients(run, part, model) for run in runs}
+    means = {run["seed"]: mean_over_clients(run, part, model, metric) for run in runs}
     return {seed: mean for seed, mean in means.items() if mean is not None}
 
 
 def paired_difference(
-    results: Sequence[RunRecord], method: str, than: str, part: Part, model: Model = "final"
+    results: Sequence[RunRecord], method: str, than: str, part: Part, model: Model = "final", metric: str | None = None
 ) -> Difference:
-    one, other = (by_seed(results, title, part, model) for title in (method, than))
-    sign = 1 if figure_of(results).higher_is_better else -1
+    one, other = (by_seed(results, title, part, model, metric) for title in (method, than))
+    sign = 1 if figure_of(results, metric).higher_is_better else -1
     ahead = [sign * (one[seed] - other[seed]) for seed in sorted(one) if seed in other]
     return Difference(len(ahead), fmean(ahead) if ahead else None, interval(ahead))
 

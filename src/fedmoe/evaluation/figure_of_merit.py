@@ -44,7 +44,12 @@ class FigureOfMerit(NamedTuple):
 ACCURACY = FigureOfMerit("accuracy", "Accuracy", higher_is_better=True, percent=True)
 RMSE = FigureOfMerit("rmse", "RMSE", higher_is_better=False, percent=False)
 
+# What else a table may compare by: shares that an algorithm measures itself.
+MEASURED = {"right_choice": FigureOfMerit("right_choice", "Right choices", higher_is_better=True, percent=True)}
 
-def figure_of(results: Sequence[Mapping[str, Any]]) -> FigureOfMerit:
-    """Runs that share a table saw the same data, so they have the same task."""
+
+def figure_of(results: Sequence[Mapping[str, Any]], metric: str | None = None) -> FigureOfMerit:
+    """Runs that share a table saw the same data, so they have the same task; `metric` is a name of MEASURED."""
+    if metric is not None:
+        return MEASURED[metric]
     return RMSE if any(run.get("task") == "regression" for run in results) else ACCURACY

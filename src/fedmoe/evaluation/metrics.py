@@ -26,8 +26,8 @@ class Score(NamedTuple):
     client: int
     unseen: bool  # the client never trained with the others
     model: str  # "before" or "after" personalisation
-    # "own"; "tuning": the same of an unseen client by which settings are chosen; "global"; "pooled": a sample of all
-    # clients' validation examples; or "validation" on the way.
+    # "own"; "tuning": the same of an unseen client by which settings are chosen; "global", "global_validation";
+    # "pooled": a sample of all clients' validation examples; or "validation" on the way.
     data: str
     accuracy: float  # NaN in a regression
     loss: float  # mean negative log-likelihood, or the loss of the regression

@@ -16,7 +16,7 @@ from fedmoe.wire import message
 
 MODELS = ("before", "after")
 VALIDATION = "validation"
-DATA = ("own", "global", "pooled", VALIDATION, "tuning")
+DATA = ("own", "global", "pooled", VALIDATION, "tuning", "global_validation")
 MAX_LOSS = 1e9  # of what is a number at all
 
 

@@ -30,6 +30,7 @@ def summarise(results: Sequence[RunRecord]) -> list[Row]:
             "seeds": len(runs),
             "own": _cell(runs, figure, data="own", unseen=False),
             "global": _cell(runs, figure, data="global", unseen=False),
+            "global_validation": _cell(runs, figure, data="global_validation", unseen=False),
             "unseen": _cell(runs, figure, data="own", unseen=True),
             "tuning": _cell(runs, figure, data="tuning", unseen=True),
             "pooled": _cell(runs, figure, data="pooled", unseen=True),

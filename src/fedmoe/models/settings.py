@@ -2,13 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from fedmoe.errors import ConfigError
 from fedmoe.import_strings import EXAMPLE, kind_by
 from fedmoe.models.common_expert import Embedding
 from fedmoe.paths import FilePath
-from fedmoe.setting_types import NonNegativeFloat, PositiveInt
+from fedmoe.setting_types import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class StartSection(BaseModel):
@@ -93,4 +93,6 @@ class CommonExpertConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     weights: FilePath
     model: ModelConfig | None = None  # default: that of the section [model]
+    # Where `fedmoe pretrain` ends: at this share of right answers on held-out public rows. Default: after all epochs.
+    until_accuracy: Annotated[PositiveFloat, Field(le=1)] | None = None
     embedding: Embedding = "features"  # the input of its output layer; "output": what it returns, without such a layer

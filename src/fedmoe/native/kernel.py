@@ -7,7 +7,7 @@ numbers do not depend on the others. `torch.func.vmap` adds such an axis, whatev
 import ctypes
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,33 @@ from torch import Tensor
 
 from fedmoe.errors import DataError, MessageError
 from fedmoe.native.build import library
-from fedmoe.native.program import CONV, EMBEDDING_MEAN, Program
+from fedmoe.native.program import CONV, INPUT, Program
 
 Pointers = NDArray[np.int64]
 
 # Kernels read up to a vector past the end of an image.
 SLACK = 32
+
+
+class Targets(NamedTuple):
+    """What the gradients of single examples are of: any losses, by what these say of the scores; or cross-entropy."""
+
+    d_scores: Tensor | None = None  # (..., B, outputs)
+    labels: Tensor | None = None  # (..., B)
+    offset: Tensor | None = None  # (..., outputs): added to the scores before the cross-entropy
+
+    def check(self, shape: tuple[int, ...], outputs: int) -> None:
+        if self.d_scores is not None:
+            check_tensor("the gradient by the scores", self.d_scores, (*shape, outputs))
+            return
+        assert self.labels is not None
+        check_tensor("the labels", self.labels, shape, torch.int64)
+        if self.offset is not None:
+            check_tensor("the offset of the scores", self.offset, (*shape[:-1], outputs))
+        labels = self.labels.numpy()  # whose extremes cost a tenth of a tensor's
+        lowest, highest = (labels.min(), labels.max()) if labels.size else (0, 0)
+        if lowest < 0 or highest >= outputs:
+            raise DataError(f"labels reach from {lowest} to {highest}, but the model has {outputs} scores.")
 
 
 class Kernel:
@@ -44,7 +65,7 @@ class Kernel:
         self._tape_size.argtypes = [*head, whole]
         self._clipped_sums = lib.fedmoe_clipped_sums
         of_items: list[Any] = [whole, whole, whole, where, where, where, whole]
-        self._clipped_sums.argtypes = [*head, *of_items, where, where, where, ctypes.c_double, whole, where]
+        self._clipped_sums.argtypes = [*head, *of_items, *[where] * 5, ctypes.c_double, whole, where]
         self._clipped_sums.restype = None
         self._channels_last = lib.fedmoe_channels_last
         self._channels_last.argtypes, self._channels_last.restype = [where, where, whole, whole, whole], None
@@ -67,7 +88,7 @@ class Kernel:
     def first_layer_of(self, names: Collection[str]) -> int:
         """The first layer with one of these parameters: where the backward pass ends if they alone are trained."""
         wanted = {j for j, name in enumerate(self.program.params) if name in names}
-        of_layer = [{layer.weight, layer.bias} & wanted for layer in self.program.layers]
+        of_layer = [layer.params & wanted for layer in self.program.layers]
         return next((at for at, found in enumerate(of_layer) if found), len(of_layer))
 
     def __call__(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
@@ -82,7 +103,7 @@ class Kernel:
             raise DataError(f"examples of shape {shape} are expected, but these end in {tuple(x.shape)}.")
         if x.device.type != "cpu":
             raise DataError(f"the native kernels read examples on the CPU, but these are on {x.device.type}.")
-        if self.program.layers[0].kind != EMBEDDING_MEAN:
+        if not self.program.layers[0].reads_words:
             return
         if x.dtype.is_floating_point or x.dtype.is_complex:
             raise DataError(f"words are numbers of rows of the embedding, but these are {x.dtype}. Give integers.")
@@ -94,7 +115,8 @@ class Kernel:
     @property
     def pads_images(self) -> bool:
         """Whether it reads images channels last or past their end; any other kernel reads those images as well."""
-        return self.program.layers[0].kind == CONV or self.program.channels_last
+        of_input = (layer.kind for layer in self.program.layers if layer.source == INPUT)
+        return CONV in of_input or self.program.channels_last
 
     def images(self, x: Tensor) -> Tensor:
         """x as the kernels read it: channels last, with some room behind. A vector stays as it is."""
@@ -152,7 +174,7 @@ class Kernel:
         x: Tensor,
         params: Sequence[Tensor],
         real: Tensor,
-        d_scores: Tensor,
+        targets: "Targets",
         trained: Collection[str],
         clip_norm: float,
         *,
@@ -164,18 +186,20 @@ class Kernel:
         """
         lead, batch = self._lead(x), x.shape[-1 - len(self.program.input_shape)]
         self.check_params(params, lead)
-        check_tensor("the gradient by the scores", d_scores, (*lead, batch, self.program.num_outputs))
+        targets.check((*lead, batch), self.program.num_outputs)
         check_tensor("which examples are real", real, (*lead, batch), torch.bool)
         sums = [torch.zeros(*lead, *shape) for shape in self.trained_shapes]
-        images, real, d_scores, items = self.images(x), real.contiguous(), d_scores.contiguous(), math.prod(lead)
+        images, real, items = self.images(x), real.contiguous(), math.prod(lead)
+        given = Targets(*(part if part is None else part.contiguous() for part in targets))
         counts = np.array([name in trained for name in self.program.params], dtype=np.uint8)
         unused = torch.empty(max([constant.numel() for constant in self.constants.values()], default=0))
         pointers, addresses = _addresses(images, len(lead)), self._table(params, len(lead), items)
         results = self._table(sums, len(lead), items, constants=dict.fromkeys(self.constants, unused))
         self._clipped_sums(
             *self._head, self.first_layer_of(trained), items, batch, pointers.ctypes.data, addresses.ctypes.data,
-            self.sizes.ctypes.data, len(self.sizes), real.data_ptr(), d_scores.data_ptr(), counts.ctypes.data,
-            clip_norm, per_tensor, results.ctypes.data,
+            self.sizes.ctypes.data, len(self.sizes), real.data_ptr(),
+            *(part if part is None else part.data_ptr() for part in given), counts.ctypes.data, clip_norm,
+            per_tensor, results.ctypes.data,
         )  # fmt: skip
         return dict(zip(self.trained_names, sums, strict=True))
 
@@ -192,11 +216,10 @@ class Kernel:
         """Addresses (items, parameters) in the program's order; constants are the same for all items."""
         own = dict(zip(self.trained_names, params, strict=True))
         same = self.constants if constants is None else constants
-        columns = [
-            _addresses(own[name], lead) if name in own else np.full(items, same[name].data_ptr(), dtype=np.int64)
-            for name in self.program.params
-        ]
-        return np.ascontiguousarray(np.stack(columns, axis=1))
+        table = np.empty((items, len(self.program.params)), dtype=np.int64)
+        for j, name in enumerate(self.program.params):
+            table[:, j] = _addresses(own[name], lead) if name in own else same[name].data_ptr()
+        return table
 
 
 def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:

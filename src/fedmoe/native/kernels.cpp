@@ -61,23 +61,26 @@ void fedmoe_backward(const Layer* layers, int64_t count, int64_t lowest, int64_t
   }
 }
 
-// For each item the sum over its examples with real[item * batch + b] of their gradients, each clipped by itself. d_scores
-// (items, batch, outputs); sums[item * num_params + j] start as zeros.
+// For each item the sum over its examples with real[item * batch + b] of their gradients, each clipped by itself, of the
+// losses whose gradients d_scores (items, batch, outputs) are given, or of the cross-entropy at labels (items, batch) of
+// the scores with offsets (items, outputs), which may be null. sums[item * num_params + j] start as zeros.
 void fedmoe_clipped_sums(const Layer* layers, int64_t count, int64_t lowest, int64_t items, int64_t batch,
                          const float* const* x, const float* const* params, const int64_t* param_size,
-                         int64_t num_params, const uint8_t* real, const float* d_scores, const uint8_t* trained,
-                         double clip, int64_t per_tensor, float* const* sums) {
+                         int64_t num_params, const uint8_t* real, const float* d_scores, const int64_t* labels,
+                         const float* offsets, const uint8_t* trained, double clip, int64_t per_tensor,
+                         float* const* sums) {
   static thread_local Scratch scratch;
   Chain chain{layers, count, &scratch};
-  int64_t total = 0, in_size = layers[0].in_size(), outputs = layers[count - 1].out_size();
-  for (int64_t j = 0; j < num_params; j++) total += param_size[j];
-  Clipping how{clip, per_tensor, trained};
-  float* gradient = scratch.floats(10, total);
-  for (int64_t s = 0; s < items; s++)
+  int64_t outputs = layers[count - 1].out_size();
+  ClippedSums clipped(chain, lowest, param_size, num_params, {clip, per_tensor, trained});
+  for (int64_t s = 0; s < items; s++) {
+    std::vector<int64_t> examples;
     for (int64_t b = 0; b < batch; b++)
-      if (real[s * batch + b])
-        add_clipped(chain, lowest, params + s * num_params, param_size, num_params, x[s] + b * in_size,
-                    d_scores + (s * batch + b) * outputs, how, gradient, sums + s * num_params);
+      if (real[s * batch + b]) examples.push_back(b);
+    Targets targets{d_scores ? d_scores + s * batch * outputs : nullptr, labels ? labels + s * batch : nullptr,
+                    offsets ? offsets + s * outputs : nullptr};
+    clipped.add(params + s * num_params, examples, x[s], targets, sums + s * num_params);
+  }
 }
 
 // Local training of clients, one after another. Writes the sum of each client's mean losses of its batches. One function

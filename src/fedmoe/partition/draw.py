@@ -59,36 +59,36 @@ def draw_split(config: SplitConfig, dataset: Dataset, seed: int) -> Split:
         _require_rows(config.kind, made, dataset)
         return made
     public = public_rows(config, dataset.train.y.numpy(), dataset.num_classes)
-    rest = np.setdiff1d(np.arange(len(dataset.train.y)), np.concatenate(public))
+    rest = np.setdiff1d(np.arange(len(dataset.train.y)), np.concatenate(list(public.values())))
     return with_public(_draw(config, dataset, rest, seed), public, rest)
 
 
-def public_rows(
-    config: PublicRows, y: NDArray[np.int64], num_classes: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows that no client will hold, to train on and held out: as many of each class, at random in a regression.
+def public_rows(config: PublicRows, y: NDArray[np.int64], num_classes: int) -> dict[str, NDArray[np.int64]]:
+    """Rows that no client will hold, by the part of the split: as many of each class, at random in a regression.
 
     The same whatever the seed of a run, so that one model trained on them serves runs of all seeds.
     """
-    sizes = (config.public_size, config.public_validation_size)
+    sizes = (config.public_size, config.public_validation_size, config.global_validation_size)
     if sizes[1] and not sizes[0]:
         raise ConfigError(
             f"split.public_validation_size={sizes[1]} rows are held out of nothing: split.public_size is 0. Set both."
         )
     labels, classes = (y, num_classes) if num_classes else (np.zeros(len(y), dtype=np.int64), 1)
     pools = Pools(labels, classes, PUBLIC_SEED, "public")
-    demand_2K = np.stack(
+    demand_PK = np.stack(
         [quotas(size, np.ones(classes), stream(PUBLIC_SEED, "public", part)) for part, size in enumerate(sizes)]
     )
-    setting = f"split.public_size={sizes[0]} and split.public_validation_size={sizes[1]}: the public part"
-    require_supply(demand_2K.sum(0), pools.supply_K, setting, "Lower one of them")
-    dealt = pools.deal(demand_2K)
-    return dealt.of(0), dealt.of(1)
+    parts = {"public": sizes[0], "public_validation": sizes[1], "global_validation": sizes[2]}
+    asked = " and ".join(f"split.{part}_size={size}" for part, size in parts.items() if size)
+    setting = f"{asked}: what no client holds"
+    require_supply(demand_PK.sum(0), pools.supply_K, setting, "Lower one of them")
+    dealt = pools.deal(demand_PK)
+    return {part: dealt.of(place) for place, part in enumerate(parts)}
 
 
-def with_public(split: Split, public: tuple[NDArray[np.int64], NDArray[np.int64]], rest: NDArray[np.int64]) -> Split:
+def with_public(split: Split, public: dict[str, NDArray[np.int64]], rest: NDArray[np.int64]) -> Split:
     """`split` deals out rows of `rest`, which are numbered anew: back to rows of the training part."""
-    if not len(public[0]):
+    if not any(map(len, public.values())):
         return split
 
     def of_training_part(shards: Shards) -> Shards:
@@ -100,8 +100,9 @@ def with_public(split: Split, public: tuple[NDArray[np.int64], NDArray[np.int64]
         train=of_training_part(split.train),
         validation=of_training_part(split.validation),
         test=test,
-        public=public[0],
-        public_validation=public[1],
+        public=public["public"],
+        public_validation=public["public_validation"],
+        global_validation=public["global_validation"],
     )
 
 

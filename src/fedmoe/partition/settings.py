@@ -15,13 +15,19 @@ Pairs = Literal["overlapping", "disjoint"]
 
 class SplitSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+    seed: NonNegativeInt | None = None  # default: that of the run; set, runs of all seeds have the same clients
 
 
 class PublicRows(SplitSection):
-    """Rows of the training part that no client holds, as many of each class: for a model that everybody is given."""
+    """Rows of the training part that no client holds, as many of each class.
+
+    Public ones are for a model that everybody is given. On those of the global validation every client's model is
+    scored, as on the global test: to choose settings by.
+    """
 
     public_size: NonNegativeInt = 0
     public_validation_size: NonNegativeInt = 0  # held out of the public rows: they decide when its training ends
+    global_validation_size: NonNegativeInt = 0
 
 
 class SplitSizes(PublicRows):

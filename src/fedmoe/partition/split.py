@@ -47,8 +47,8 @@ class Split:
 
     `test` are rows of the part that `own_test` names: a natural client's own test data are among its own rows.
     `domains` numbers what else sets clients apart, such as the angle by which a client's images are turned.
-    `public` and `public_validation` are rows of the training part that no client holds; the first `num_validation` of
-    the unseen clients are for choosing settings.
+    `public`, `public_validation` and `global_validation` are rows of the training part that no client holds; the first
+    `num_validation` of the unseen clients are for choosing settings.
     Clients 0 … num_clients - 1 train; the num_unseen clients after them never do.
     """
 
@@ -62,6 +62,7 @@ class Split:
     domains: Indices | None = None
     public: Indices = field(default_factory=lambda: NO_ROWS)
     public_validation: Indices = field(default_factory=lambda: NO_ROWS)
+    global_validation: Indices = field(default_factory=lambda: NO_ROWS)
     num_validation: int = 0
 
     def __repr__(self) -> str:
@@ -90,7 +91,8 @@ class Split:
         named = {f"{name}_{part}": array for name, s in shards.items() for part, array in s._asdict().items()}
         domains = {} if self.domains is None else {"domains": self.domains}
         public = {"public": self.public, "public_validation": self.public_validation} if len(self.public) else {}
-        return {**named, "global_test": self.global_test, **domains, **public}
+        validation = {"global_validation": self.global_validation} if len(self.global_validation) else {}
+        return {**named, "global_test": self.global_test, **domains, **public, **validation}
 
     def class_counts(self, labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
         """Training examples per (client, class): what a picture of the split shows."""
@@ -119,6 +121,7 @@ class Split:
                 num_validation=meta.get("num_validation", 0),
                 public=arrays.get("public", NO_ROWS),
                 public_validation=arrays.get("public_validation", NO_ROWS),
+                global_validation=arrays.get("global_validation", NO_ROWS),
                 **parts,
             )
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

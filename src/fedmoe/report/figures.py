@@ -75,12 +75,12 @@ def trade_off(results: Sequence[RunRecord]) -> Figure | None:
     )
 
 
-def learning_curves(results: Sequence[RunRecord]) -> Figure | None:
+def learning_curves(methods: Sequence[Method]) -> Figure | None:
     """Scores before personalisation, over rounds and over bytes; where runs were evaluated between rounds."""
-    views, merit = [], figure_of(results)
+    views, merit = [], figure_of([run for method in methods for run in method.runs])
     for kind, what in CURVES.items():
         for axis, label in AXES.items():
-            series = [_series(m, points) for m in group(results) if (points := curve_of(m, kind, axis))]
+            series = [_series(method, points) for method in methods if (points := curve_of(method, kind, axis))]
             if series:
                 how = "rounds" if axis == "round" else "bytes"
                 named = {"label": f"on {what}, over {how}", "x": label, "y": f"{merit.name} on {what}"}
@@ -89,7 +89,7 @@ def learning_curves(results: Sequence[RunRecord]) -> Figure | None:
         "learning-curves",
         f"{merit.name} while training",
         "Before personalisation; mean over clients and seeds.",
-        f"{merit.name} {views[0]['label']}. {_ends(views[0])}",
+        f"{merit.name} {views[0]['label']}. {ends_of(views[0])}",
         "lines",
         {"views": views},
     ) if views else None  # fmt: skip
@@ -120,12 +120,12 @@ def training_loss(results: Sequence[RunRecord]) -> Figure | None:
     if not shared:
         return None
     series = [
-        {"name": ", ".join(m.title for m in methods), "place": methods[0].place, "points": _thinned(losses)}
+        {"name": ", ".join(m.title for m in methods), "place": methods[0].place, "points": thinned(losses)}
         for losses, methods in shared.items()
     ]
     view = {"label": "", "x": "Round", "y": "Training loss", "percent": False, "series": series}
     caption = "What clients report while they train together; methods that share the same rounds share a line."
-    return Figure("training-loss", "Training loss", caption, _ends(view), "lines", {"views": [view]})
+    return Figure("training-loss", "Training loss", caption, ends_of(view), "lines", {"views": [view]})
 
 
 def split_map(run: RunRecord) -> Figure | None:
@@ -143,69 +143,6 @@ def split_map(run: RunRecord) -> Figure | None:
     alt = f"{len(counts)} clients in rows, {len(counts[0])} classes in columns, up to {largest} training examples each."
     caption = f"Seed {run['seed']}. The more rows differ, the less alike the clients."
     return Figure("split", "Who holds what", caption, alt, "heat", data)
-
-
-def expert_figures(method: Method, run: StoredRun) -> list[Figure]:
-    """Of one seed: who does the work, how sure the gates are, and what each expert is for; none for a single expert."""
-    events = [event for event in run.results["history"] if event.get("experts")]
-    if not events or len(events[0]["experts"]["load"]) < 2:
-        return []
-    made = [_expert_load(method, events), _gate_entropy(method, events), _expert_map(method, run)]
-    return [figure for figure in made if figure]
-
-
-def _expert_load(method: Method, events: Sequence[Mapping[str, Any]]) -> Figure:
-    num_experts, last = len(events[0]["experts"]["load"]), events[-1]
-    series = [
-        {
-            "name": f"expert {expert}", "place": expert,
-            "points": _thinned([(event["round"], event["experts"]["load"][expert]) for event in events]),
-        }
-        for expert in range(num_experts)
-    ]  # fmt: skip
-    shares = ", ".join(f"expert {k} {load:.0%}" for k, load in enumerate(last["experts"]["load"]))
-    view = {"label": "", "x": "Round", "y": "Share of the work", "percent": True, "series": series}
-    return Figure(
-        f"expert-load-{method.place}",
-        f"{method.title}: who does the work",
-        f"Each expert's share of the clients' examples; an even share is {1 / num_experts:.0%}.",
-        f"In round {last['round']}: {shares}.",
-        "lines",
-        {"views": [view], "own_colours": True},
-    )
-
-
-def _gate_entropy(method: Method, events: Sequence[Mapping[str, Any]]) -> Figure | None:
-    points = [(e["round"], e["experts"]["usage_entropy"]) for e in events if "usage_entropy" in e["experts"]]
-    if not points:
-        return None
-    series = [{"name": method.title, "place": method.place, "points": _thinned(points)}]
-    view = {"label": "", "x": "Round", "y": "Entropy, in nats", "percent": False, "zero": True, "series": series}
-    caption = "Of the experts on a client, mean over clients: 0 is one expert, a high value all alike."
-    return Figure(
-        f"gate-entropy-{method.place}", f"{method.title}: how many experts a client uses", caption,
-        _ends(view), "lines", {"views": [view], "own_colours": True},
-    )  # fmt: skip
-
-
-def _expert_map(method: Method, run: StoredRun) -> Figure | None:
-    last = run.results.get("assignment")
-    maps = list(run.expert_maps) or ([{"round": run.results["rounds"], **last}] if last else [])
-    if not maps:
-        return None
-    of, shares = maps[-1]["of"], maps[-1]["shares"]
-    names = run.results.get("class_names") or []
-    rows = names if of == "label" and len(names) == len(shares) else [str(row) for row in range(len(shares))]
-    frames = [{"label": f"round {one['round']}", "values": one["shares"]} for one in maps]
-    first = [max(range(len(row)), key=row.__getitem__) for row in shares]
-    alt = "; ".join(f"{of} {name}: expert {k}" for name, k in zip(rows[:20], first, strict=False))
-    data = {
-        "rows": rows, "columns": list(range(len(shares[0]))), "row": of.capitalize(), "column": "Expert",
-        "value": "share", "frames": frames,
-    }  # fmt: skip
-    caption = f"One row for each {of}: the share of each expert; the darker, the more."
-    title = f"{method.title}: what each expert is for"
-    return Figure(f"expert-map-{method.place}", title, caption, f"In the end: {alt}.", "heat", data)
 
 
 def bytes_sent(methods: Sequence[tuple[Method, StoredRun]]) -> Figure | None:
@@ -233,10 +170,10 @@ def bytes_sent(methods: Sequence[tuple[Method, StoredRun]]) -> Figure | None:
 
 
 def _series(method: Method, points: Iterable[tuple[float, float]]) -> Data:
-    return {"name": method.title, "place": method.place, "points": _thinned(points)}
+    return {"name": method.title, "place": method.place, "points": thinned(points)}
 
 
-def _thinned(points: Iterable[tuple[float, float]]) -> list[list[float]]:
+def thinned(points: Iterable[tuple[float, float]]) -> list[list[float]]:
     return [[_short(x), _short(y)] for x, y in thin(list(points))]
 
 
@@ -245,7 +182,7 @@ def _short(value: float) -> float:
     return round(value, DIGITS) if abs(value) < 10 else float(f"{value:.6g}")
 
 
-def _ends(view: Mapping[str, Any]) -> str:
+def ends_of(view: Mapping[str, Any]) -> str:
     form = ".1%" if view["percent"] else ".3g"
     ends = (
         f"{one['name']}: from {one['points'][0][1]:{form}} to {one['points'][-1][1]:{form}}" for one in view["series"]

@@ -13,10 +13,16 @@ from fedmoe.report.notes import notes
 def markdown_table(results: Sequence[RunRecord]) -> str:
     """Accuracy in %, or RMSE, before → after personalisation; below it what a reader must know beside it."""
     rows, figure = summarise(results), figure_of(results)
-    more = [part for part in ("tuning", "pooled") if any(row[part] for row in rows)]
+    more = [part for part in ("global_validation", "tuning", "pooled") if any(row[part] for row in rows)]
     parts = ["own", "global", "unseen", *more]
     metrics = list({name: None for row in rows for name in row["metrics"]})
-    names = ["method", "own data", *parts[1:], "worst 10% of own", *(_escape(title_of(name)) for name in metrics)]
+    names = [
+        "method",
+        "own data",
+        *(part.replace("_", " ") for part in parts[1:]),
+        "worst 10% of own",
+        *(_escape(title_of(name)) for name in metrics),
+    ]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
         cells = [score_text(row[part], figure) for part in parts]

@@ -16,17 +16,20 @@ from markupsafe import Markup
 from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.metric_catalog import title_of
 from fedmoe.evaluation.summary import RunRecord, summarise
-from fedmoe.report import calibration, clients, figures
+from fedmoe.report import calibration, clients, expert_figures, figures
 from fedmoe.report.choices import choice_sections
 from fedmoe.report.figures import Figure
+from fedmoe.report.leakage import leakage_section
 from fedmoe.report.markdown import class_blocks, figure_text, metric_text
 from fedmoe.report.methods import Method, Row, group, rejected_updates
 from fedmoe.report.notes import notes
+from fedmoe.report.privacy import COLUMNS, SUMMARY, privacy_section
 from fedmoe.report.runs import StoredRun
 
 PARTS = {
     "own": "Own data",
     "global": "Global test",
+    "global_validation": "Balanced validation data",
     "unseen": "Unseen clients",
     "tuning": "Clients for tuning",
     "pooled": "New client, pooled data",
@@ -50,14 +53,17 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         "own_global": clients.own_global(results),
         "strips": clients.strips(results),
         "worth_figure": clients.worth_figure(worth),
-        "learning_curves": figures.learning_curves(results),
+        "learning_curves": figures.learning_curves(methods),
         "training_loss": figures.training_loss(results),
         "split": figures.split_map(counted) if counted else None,
         "reliability": calibration.reliability(results),
         "bytes_sent": figures.bytes_sent(first),
     }
-    experts = [figure for method, run in first for figure in figures.expert_figures(method, run)]
-    drawn = [figure for figure in (*shown.values(), *experts) if figure]
+    over_rounds = [expert_figures.expert_accuracy(methods), expert_figures.divergence(methods)]
+    experts = [figure for method, run in first for figure in expert_figures.expert_figures(method, run)]
+    experts += [figure for figure in over_rounds if figure]
+    leakage = leakage_section([(method.title, run) for method, run in first])
+    drawn = [figure for figure in (*shown.values(), *experts, *(leakage.figures if leakage else ())) if figure]
     merit = figure_of(results)
     data = {
         "merit": {"name": merit.name, "percent": merit.percent, "higher": merit.higher_is_better},
@@ -80,6 +86,9 @@ def render(runs: Sequence[StoredRun], title: str, problems: Sequence[str] = ()) 
         calibration=calibration.calibration_table(results),
         choices=choice_sections(results),
         traffic=_traffic(methods),
+        leakage=leakage,
+        privacy=privacy_section(methods),
+        privacy_columns={"summary": SUMMARY, "client": COLUMNS},
         configs=_configs(results),
         made_by=made_by(results),
         **shown,

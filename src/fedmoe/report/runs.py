@@ -14,6 +14,7 @@ from fedmoe.evaluation.summary import RunRecord
 from fedmoe.report.methods import thin
 from fedmoe.storage.files import read_bytes
 from fedmoe.storage.results import read_results
+from fedmoe.storage.rundir import RunDirectory
 
 MOST_MAPS = 40  # of the experts over time, evenly chosen
 
@@ -22,6 +23,7 @@ class StoredRun(NamedTuple):
     results: RunRecord
     manifest: Mapping[str, Any] = MappingProxyType({})
     expert_maps: Sequence[dict[str, Any]] = ()  # {"round", "of", "shares"}: q(z|row) after some of the rounds
+    labels_audit: Mapping[str, Any] = MappingProxyType({})  # of a run that was audited
 
 
 def read_run(folder: Path) -> StoredRun:
@@ -30,6 +32,8 @@ def read_run(folder: Path) -> StoredRun:
     try:
         manifest = json.loads(read_bytes(folder / "manifest.json"))
         maps = _expert_maps(read_bytes(folder / "metrics.jsonl"))
+        audit = RunDirectory(folder).labels_audit
+        found = json.loads(read_bytes(audit)) if audit.exists() else {}
     except FileNotFoundError as error:
         raise RunError(
             f"{folder} is not a whole run: {Path(error.filename).name} is missing. Run the same command again to write "
@@ -37,10 +41,10 @@ def read_run(folder: Path) -> StoredRun:
         ) from None
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise RunError(
-            f"{folder}: manifest.json or metrics.jsonl is not as a run wrote it ({error}). Run the same command again "
-            "to write it anew, or leave this folder out."
+            f"{folder}: manifest.json, metrics.jsonl or audit_labels.json is not as a run wrote it ({error}). Run the "
+            "same command again to write it anew, or leave this folder out."
         ) from error
-    return StoredRun(results, manifest, maps)
+    return StoredRun(results, manifest, maps, found)
 
 
 def _expert_maps(metrics: bytes) -> list[dict[str, Any]]:

@@ -8,23 +8,13 @@ from typing import Any, NamedTuple
 from fedmoe.errors import RunError
 from fedmoe.evaluation.claims import Model, Part, by_seed
 from fedmoe.evaluation.figure_of_merit import figure_of
-from fedmoe.evaluation.summary import RunRecord, interval
-from fedmoe.report.figures import Figure
+from fedmoe.evaluation.summary import interval
+from fedmoe.report.grid import GridPoint, values_of, words_of
+from fedmoe.report.grid_figures import grid_figures
+from fedmoe.report.leakage import leakage_section
 from fedmoe.report.methods import group
 from fedmoe.report.page import PARTS, made_by, page
-from fedmoe.report.runs import StoredRun
 from fedmoe.storage.files import make_private_folder, write_atomically
-
-Point = tuple[tuple[str, Any], ...]  # settings and their values
-
-
-class GridPoint(NamedTuple):
-    point: Point
-    runs: list[StoredRun]
-
-    @property
-    def results(self) -> list[RunRecord]:
-        return [run.results for run in self.runs]
 
 
 class Entry(NamedTuple):
@@ -37,7 +27,7 @@ class Entry(NamedTuple):
 
 
 class PartTable(NamedTuple):
-    """Scores of one kind: a row for each point, an entry for each method."""
+    """Scores of one kind: a row for each point, an entry for each method (of `shown_tables` also the other way)."""
 
     part: Part
     title: str
@@ -56,16 +46,21 @@ class PaperPart(NamedTuple):
     differs: Sequence[str]  # where our setting is not the paper's
     claims: Sequence[Mapping[str, Any]]  # {"says", "lines": [{"at", "difference", "seeds", "verdict"}]}
     model: Model = "final"
+    metric: str | None = None  # what is compared, where it is not the figure of merit
+
+
+def how_read(paper: PaperPart | None) -> tuple[Model, str | None]:
+    """Which model of a client, and which of its scores."""
+    return ("final", None) if paper is None else (paper.model, paper.metric)
 
 
 def part_tables(points: Sequence[GridPoint], paper: PaperPart | None = None) -> list[PartTable]:
     results = [run for point in points for run in point.results]
     methods = [method.title for method in group(results, every_answer=True)]
-    model: Model = paper.model if paper else "final"
     tables = []
     for part, title in PARTS.items():
         rows = [
-            (values_of(point.point), [_entry(point, title_, part, model, paper) for title_ in methods])  # type: ignore[arg-type]
+            (values_of(point.point), [_entry(point, title_, part, paper) for title_ in methods])  # type: ignore[arg-type]
             for point in points
         ]
         if any(entry.ours != "–" for _, entries in rows for entry in entries):
@@ -74,13 +69,20 @@ def part_tables(points: Sequence[GridPoint], paper: PaperPart | None = None) -> 
     return tables
 
 
-def values_of(point: Point) -> list[str]:
-    return [str(value) for _, value in point]
+def shown_tables(points: Sequence[GridPoint], paper: PaperPart | None = None) -> list[PartTable]:
+    """As people read them: where the grid is a single point, one table with a row for each method."""
+    tables = part_tables(points, paper)
+    if not tables or tables[0].keys or len(tables[0].rows) != 1:
+        return tables
+    entries = zip(*(table.rows[0][1] for table in tables), strict=True)
+    rows = [([method], list(of_method)) for method, of_method in zip(tables[0].methods, entries, strict=True)]
+    return [PartTable("own", "All methods", ["Method"], [table.title for table in tables], rows)]
 
 
-def _entry(point: GridPoint, title: str, part: Part, model: Model, paper: PaperPart | None) -> Entry:
-    merit = figure_of(point.results)
-    means = list(by_seed(point.results, title, part, model).values())
+def _entry(point: GridPoint, title: str, part: Part, paper: PaperPart | None) -> Entry:
+    model, metric = how_read(paper)
+    merit = figure_of(point.results, metric)
+    means = list(by_seed(point.results, title, part, model, metric).values())
     half = interval(means)
     ours = "–" if not means else merit.text(fmean(means)) + ("" if half is None else f" ± {merit.text(half)}")
     if paper is None:
@@ -90,84 +92,25 @@ def _entry(point: GridPoint, title: str, part: Part, model: Model, paper: PaperP
     return Entry(ours, len(means), printed, corrected)
 
 
-def grid_figure(points: Sequence[GridPoint], model: Model = "final") -> Figure | None:
-    """Scores over the first setting whose values are numbers; a line for each method and combination of the others."""
-    axis = next((i for i, (_, value) in enumerate(points[0].point) if _number(value) is not None), None)
-    if axis is None or len({point.point[axis][1] for point in points}) < 2:
-        return None
-    results = [run for point in points for run in point.results]
-    merit, methods = figure_of(results), group(results, every_answer=True)
-    views = []
-    for part, title in PARTS.items():
-        series: dict[str, dict[str, Any]] = {}
-        for point in points:
-            others = ", ".join(f"{key.rpartition('.')[2]} = {v}" for i, (key, v) in enumerate(point.point) if i != axis)
-            for method in methods:
-                means = by_seed(point.results, method.title, part, model)  # type: ignore[arg-type]
-                if means:
-                    name = f"{method.title}, {others}" if others else method.title
-                    line = series.setdefault(name, {"name": name, "place": method.place, "points": []})
-                    line["points"].append([_number(point.point[axis][1]), round(fmean(means.values()), 4)])
-        if series:
-            for line in series.values():
-                line["points"].sort()
-            axes = {"label": title, "x": points[0].point[axis][0], "y": f"{merit.name}: {title.lower()}"}
-            views.append({**axes, "percent": merit.percent, "dots": True, "series": list(series.values())})
-            if "FedAvg" in series and merit.percent:
-                shares = [line for name, line in _shares(series, "FedAvg").items() if name != "FedAvg"]
-                words = f"{title}, as a share of FedAvg's"
-                views.append({**axes, "label": words, "y": words, "percent": True, "dots": True, "series": shares})
-    alt = "The same numbers as in the tables."
-    title = f"{merit.name} over {points[0].point[axis][0]}"
-    return Figure("grid", title, "Mean over clients and seeds.", alt, "lines", {"views": views}) if views else None
-
-
-def _shares(series: Mapping[str, Mapping[str, Any]], base: str) -> dict[str, dict[str, Any]]:
-    """Every line divided by that of the base, where both have a point."""
-    of_base = {x: y for x, y in series[base]["points"] if y}
-    return {
-        name: {**line, "points": [[x, round(y / of_base[x], 4)] for x, y in line["points"] if x in of_base]}
-        for name, line in series.items()
-    }
-
-
-def own_against_global(points: Sequence[GridPoint], model: Model = "final") -> Figure | None:
-    """Where each method stands at each point of the grid: at home, and on everyone's data."""
-    results = [run for point in points for run in point.results]
-    merit, shown = figure_of(results), []
-    for point in points:
-        for method in group(results, every_answer=True):
-            own, everyone = (by_seed(point.results, method.title, part, model).values() for part in ("own", "global"))
-            if own and everyone:
-                name = " ".join([method.title, *values_of(point.point)])
-                at = {"x": round(fmean(everyone), 4), "y": round(fmean(own), 4), "x_half": 0.0, "y_half": 0.0}
-                shown.append({"name": name, "place": method.place, **at})
-    axes = {"x": f"{merit.name} on the global test", "y": f"{merit.name} on clients' own test data"}
-    caption = "One dot for each method and point of the grid; mean over clients and seeds."
-    title, alt = "At home and everywhere", "The same numbers as in the tables."
-    return Figure("own-against-global", title, caption, alt, "points", {**axes, "points": shown}) if shown else None
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
-
-
 def render_grid(points: Sequence[GridPoint], title: str, problems: Sequence[str], paper: PaperPart | None) -> str:
     results = [run for point in points for run in point.results]
-    merit = figure_of(results)
-    model: Model = paper.model if paper else "final"
-    drawn = [figure for figure in (grid_figure(points, model), own_against_global(points, model)) if figure]
+    model, metric = how_read(paper)
+    merit = figure_of(results, metric)
+    drawn = grid_figures(points, model, metric)
+    leakage = leakage_section(
+        [(f"{run.results['title']}, {words_of(point.point)}", run) for point in points for run in point.runs]
+    )
     data = {
         "merit": {"name": merit.name, "percent": merit.percent, "higher": merit.higher_is_better},
         "methods": [method.title for method in group(results, every_answer=True)],
-        "figures": {figure.name: {"kind": figure.kind, **figure.data} for figure in drawn},
+        "figures": {
+            figure.name: {"kind": figure.kind, **figure.data}
+            for figure in (*drawn, *(leakage.figures if leakage else ()))
+        },
     }
-    tables = part_tables(points, paper)
+    tables = shown_tables(points, paper)
     return page(
-        "grid.html", data, title=title, tables=tables, figures=drawn, paper=paper, problems=problems,
+        "grid.html", data, title=title, tables=tables, figures=drawn, paper=paper, problems=problems, leakage=leakage,
         merit=merit, made_by=made_by(results), seeds=len({run["seed"] for run in results}),
     )  # fmt: skip
 
@@ -191,7 +134,7 @@ def write_grid(
 def markdown_grid(points: Sequence[GridPoint], paper: PaperPart | None = None) -> str:
     """One table for each kind of score."""
     blocks = []
-    for table in part_tables(points, paper):
+    for table in shown_tables(points, paper):
         head = [*table.keys, *table.methods]
         lines = [[*values, *map(entry_text, entries)] for values, entries in table.rows]
         rows = [head, ["---"] * len(head), *lines]

@@ -58,6 +58,7 @@ class RunDirectory:
         self.common_expert = path / "common_expert.safetensors"  # a copy: the folder is whole without the user's file
         self.results = path / "results.json"
         self.report = path / "report.html"
+        self.labels_audit = path / "audit_labels.json"  # what `fedmoe audit labels` found
         self._events = MetricsFile(self.metrics)
 
     @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fedmoe.errors import RunError
-from fedmoe.report.sweep import GridPoint
+from fedmoe.report.grid import GridPoint
 from fedmoe.report.write import read_drawable
 from fedmoe.sweeps.plan import Cell, is_finished
 

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from fedmoe.comparison import members
 from fedmoe.config import ExperimentConfig, read_config
 from fedmoe.errors import ConfigError, RunError
+from fedmoe.report.grid import Point, words_of
 from fedmoe.storage.finished import changed_since_finished
 from fedmoe.storage.results import read_results
 from fedmoe.storage.rundir import RunDirectory
-
-Point = tuple[tuple[str, Any], ...]  # settings and their values: (("split.share", 0.6),)
 
 # What the rounds of a run do not depend on; nor does it make a finished run another one, but for the last two.
 NOT_IN_ROUNDS = ("name", "compare", "engine")
@@ -78,7 +77,22 @@ def plan(
             label = f"{folder_of(point)}/{member.label}" if point else member.label
             named = member.config.model_copy(update={"name": f"{chosen.name}-sweep/{label}"})
             cells.append(Cell(label, point, named, member.directory))
+    _require_differences(cells)
     return cells
+
+
+def _require_differences(cells: Sequence[Cell]) -> None:
+    """A setting that no run reads, such as one of [algorithm] where `compare` has its own, would make equal points."""
+    runs: dict[Point, list[Any]] = {}
+    for cell in cells:
+        runs.setdefault(cell.point, []).append(cell.config.model_dump(mode="json", exclude={"name", "compare"}))
+    points = list(runs)
+    for at, point in enumerate(points):
+        if (same := next((other for other in points[:at] if runs[other] == runs[point]), None)) is not None:
+            raise ConfigError(
+                f"{words_of(point)} and {words_of(same)} are the same runs: nothing that is compared reads "
+                f"{' or '.join(key for key, _ in point)}. Set it inside `compare`, or choose another setting."
+            )
 
 
 def as_toml(value: Any) -> str:

@@ -7,7 +7,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,10 +15,13 @@ from fedmoe.config_errors import nearest
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.claims import Difference, Model, Part, decide, paired_difference
 from fedmoe.evaluation.figure_of_merit import figure_of
-from fedmoe.report.sweep import GridPoint, PaperPart
-from fedmoe.sweeps.plan import Cell, as_toml, plan, short
+from fedmoe.report.grid import GridPoint, words_of
+from fedmoe.report.sweep import PaperPart
+from fedmoe.sweeps.plan import Cell, as_toml, plan
+from fedmoe.sweeps.preparation import with_common_expert
 
 HOME_VARIABLE = "FEDMOE_CONFIGS"
+QUICK_EPOCHS = 20  # of a common expert
 
 
 class Section(BaseModel):
@@ -55,10 +58,13 @@ class Reproduction(Section):
     grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     set: tuple[str, ...] = ()  # changes to the config, as --set takes them
     extra: tuple[tuple[str, ...], ...] = ()  # further runs at every point, each with changes of its own: a wider model
-    pretrain_epochs: int | None = None  # of a common expert for each seed, on its public rows; `{common}` is its file
+    runs_of: str | None = None  # another figure of the paper, whose folder the runs are in: equal ones are made once
+    pretrain_epochs: int | None = None  # of a common expert for each seed, on public rows; `{common}` is its file
     quick: str  # a config of the same algorithms on data that is always there, a matter of seconds
     quick_grid: dict[str, tuple[Any, ...]] | None = None  # default: the last point of the grid
     model: Model = "final"
+    audit: Literal["labels"] | None = None  # of every run, when it is finished
+    metric: Literal["right_choice"] | None = None  # what the numbers are, where they are not accuracies or errors
     differs: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
     claims: tuple[Claim, ...] = ()
@@ -70,32 +76,41 @@ class Reproduction(Section):
 
     def cells(self, directory: Path, seeds: Sequence[int], *, quick: bool = False) -> list[Cell]:
         """Quick: one point, on the small config."""
-        home = self.folder(directory, quick=quick)
+        home = self._folder(directory, self.runs_of or self.figure, quick=quick)
         if quick:
             last = {key: values[-1:] for key, values in self.grid.items()}
             grid = last if self.quick_grid is None else self.quick_grid
-            return self._planned(self.quick, grid, seeds, home, ())
+            return self._planned(self.quick, grid, seeds, home, (), quick=True)
         return [
             cell
             for changes in ((), *self.extra)
             for cell in self._planned(self.config, self.grid, seeds, home, (*self.set, *changes))
         ]
 
+    def epochs(self, *, quick: bool) -> int | None:
+        """Of a common expert; None where there is none."""
+        return QUICK_EPOCHS if quick and self.pretrain_epochs else self.pretrain_epochs
+
     def _planned(
-        self, config: str, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int], home: Path, changes: Sequence[str]
+        self,
+        config: str,
+        grid: Mapping[str, Sequence[Any]],
+        seeds: Sequence[int],
+        home: Path,
+        changes: Sequence[str],
+        *,
+        quick: bool = False,
     ) -> list[Cell]:
-        path = self.path.parent / config
-        if self.pretrain_epochs is None:
-            return plan(path, grid, seeds, home, changes)
-        cells = []
-        for seed in seeds:  # the public rows are part of the split, and so of the seed
-            common = str((home / f"common-seed{seed}.safetensors").absolute())
-            own = [change.replace("{common}", common) for change in changes]
-            cells += plan(path, grid, [seed], home, [*own, f"common_expert.weights={common}"])
-        return cells
+        cells = plan(self.path.parent / config, grid, seeds, home, changes)
+        epochs = self.epochs(quick=quick)
+        return [with_common_expert(cell, home.parent, epochs) for cell in cells] if epochs else cells
 
     def folder(self, directory: Path, *, quick: bool = False) -> Path:
-        return directory / self.paper / (self.figure + "-quick" * quick)
+        """Of its page."""
+        return self._folder(directory, self.figure, quick=quick)
+
+    def _folder(self, directory: Path, figure: str, *, quick: bool) -> Path:
+        return directory / self.paper / (figure + "-quick" * quick)
 
 
 def find(home: Path | None = None) -> list[Reproduction]:
@@ -159,7 +174,13 @@ def beside(made: Reproduction, points: Sequence[GridPoint]) -> PaperPart:
         differs=made.differs,
         claims=[_decided(claim, made, points) for claim in made.claims],
         model=made.model,
+        metric=made.metric,
     )
+
+
+def alone(made: Reproduction) -> PaperPart:
+    """The same for runs that are not the paper's: how to read them, and nothing to hold against them."""
+    return PaperPart(made.source, {}, {}, (), (), (), made.model, made.metric)
 
 
 def _by_cell(made: Reproduction, rows: str) -> dict[tuple[Part, tuple[str, ...], str], float]:
@@ -184,12 +205,16 @@ def _decided(claim: Claim, made: Reproduction, points: Sequence[GridPoint]) -> d
 
 def _lines(claim: Claim, made: Reproduction, points: Sequence[GridPoint]) -> Iterator[Mapping[str, Any]]:
     for point in points:
-        found = paired_difference(point.results, claim.method, claim.than, claim.part, made.model)
-        percent = figure_of(point.results).percent
+        found = paired_difference(point.results, claim.method, claim.than, claim.part, made.model, made.metric)
+        percent = figure_of(point.results, made.metric).percent
         margin = claim.margin if claim.margin is None or not percent else claim.margin / 100
-        at = ", ".join(f"{short(key)} = {value}" for key, value in point.point)
         shown = _difference(found, 100 if percent else 1)
-        yield {"at": at or "–", "difference": shown, "seeds": found.seeds, "verdict": decide(found, margin)}
+        yield {
+            "at": words_of(point.point) or "–",
+            "difference": shown,
+            "seeds": found.seeds,
+            "verdict": decide(found, margin),
+        }
 
 
 def _difference(found: Difference, scale: float) -> str:

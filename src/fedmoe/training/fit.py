@@ -8,75 +8,27 @@ time: pays for convolutions on a CPU. They agree to float tolerance; a test says
 Shape suffixes: S clients, R clients that take this step, P parameters of a group, N examples, B examples of a batch.
 """
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from fedmoe import trees
-from fedmoe.core_types import Examples, Tensors, Tree
+from fedmoe.core_types import Examples, Tree
 from fedmoe.streams import Streams
-from fedmoe.training.augment import Augmentation
 from fedmoe.training.backends import Backend
-from fedmoe.training.batch import Batch, BatchTerm, Loss, Trainable
-from fedmoe.training.batches import batch_streams, take, take_many
-from fedmoe.training.corrections import Corrections, Proximal
-from fedmoe.training.devices import CPU, computing_on, examples_to, index_on, to_device, to_host
+from fedmoe.training.cohort_batches import CohortBatches
+from fedmoe.training.corrections import Corrections
+from fedmoe.training.devices import CPU, examples_to, index_on, to_device, to_host
 from fedmoe.training.early_stopping import Best, EarlyStopping
 from fedmoe.training.fallbacks import report_fallback
 from fedmoe.training.flat import Layout
 from fedmoe.training.gradients import gradient_of_one, gradients_of_many
-from fedmoe.training.inference import clients_of, pad_rows, per_example
+from fedmoe.training.group import Fitted, Group, Schedule, of_one_client, on_device, rows_of_one
+from fedmoe.training.inference import per_example
 from fedmoe.training.native_epochs import NativeEpochs, kernel_spec_of, native_epochs
-from fedmoe.training.optimizers import Optimizer, descend, init_optimizer_state
+from fedmoe.training.optimizers import descend, init_optimizer_state
 from fedmoe.training.privacy import clipped_sums, private_gradients, require_private_training
-from fedmoe.training.rates import Rates
-
-
-class Group(NamedTuple):
-    """Parameters that follow one loss on one set of examples.
-
-    All groups take their gradients at the same point and then step together; groups with equal data see equal batches.
-    """
-
-    params: Tree  # (nested) dict, each leaf (S, ...)
-    loss: Loss
-    data: Examples
-    optimizer: Optimizer
-    batch_term: BatchTerm | None = None
-    noise: Callable[[torch.Generator, int], Tensors] | None = None  # per-example draws, added to batch.extra
-    augmentation: Augmentation | None = None  # changes x of every training batch
-    proximal: Proximal | None = None  # a pull of the parameters towards given ones: FedProx, Ditto
-    gradient_offset: Tree | None = None  # of the structure of `params`, added to every gradient: SCAFFOLD
-    trained_names: frozenset[str] | None = None  # parameters that move, the others stay: FedRep; None: all move
-    rates: Rates | None = None  # how the optimizer's learning rate changes; None: it does not
-    max_gradient_norm: float | None = None  # a client's longer gradient is scaled down to it, at every step
-
-
-class Schedule(NamedTuple):
-    """How long: passes over the first group's data, or a number of steps (then `epochs` is not read)."""
-
-    batch_size: int
-    epochs: int = 1
-    steps: int | None = None
-
-    @property
-    def passes(self) -> int:
-        """How often the steps of `_steps_per_epoch` are taken: a number of steps is one pass of so many."""
-        return 1 if self.steps is not None else self.epochs
-
-
-class Fitted(NamedTuple):
-    """`loss_S`: mean training loss of the last epoch (0 for a client without examples); `epochs_S`: epochs trained.
-
-    The loss is that of the first group with its `batch_term`; `proximal` and `gradient_offset` are not part of it, so
-    that methods with and without them can be compared.
-    """
-
-    params: Trainable
-    loss_S: Tensor
-    epochs_S: Tensor
 
 
 def fit(
@@ -94,7 +46,7 @@ def fit(
     """
     frozen = {} if frozen is None else frozen
     if device.type != "cpu":
-        there = {name: _on(group, device) for name, group in groups.items()}
+        there = {name: on_device(group, device) for name, group in groups.items()}
         stopping = stopping and stopping._replace(data=examples_to(stopping.data, device))
         trained = _Cohort(there, schedule, rng, backend, to_device(frozen, device), stopping).train()
         return Fitted(*to_host(tuple(trained)))
@@ -102,40 +54,14 @@ def fit(
         return _Cohort(groups, schedule, rng, backend, frozen, stopping).train()
     parts = []
     for s, client in enumerate(rng.clients):
-        alone = {name: _only(group, s) for name, group in groups.items()}
-        stop = stopping._replace(data=_row(stopping.data, s)) if stopping else None
+        alone = {name: of_one_client(group, s) for name, group in groups.items()}
+        stop = stopping._replace(data=rows_of_one(stopping.data, s)) if stopping else None
         here = rng._replace(clients=(client,))
         with torch.random.fork_rng(devices=[]):  # a module's own dropout draws here, and leaves no trace
             torch.manual_seed(here.seeds("module")[0])
             frozen_of_one = trees.tree_map(lambda leaf, s=s: leaf[s : s + 1], frozen)
             parts.append(_Cohort(alone, schedule, here, backend, frozen_of_one, stop).train())
     return trees.tree_map(lambda *leaf: torch.cat(leaf), parts[0], *parts[1:])
-
-
-def _only(group: Group, s: int) -> Group:
-    def row(tree: Tree) -> Tree:
-        return trees.tree_map(lambda leaf: leaf[s : s + 1], tree)
-
-    return group._replace(
-        params=row(group.params),
-        data=_row(group.data, s),
-        proximal=group.proximal and group.proximal._replace(towards_S=row(group.proximal.towards_S)),
-        gradient_offset=None if group.gradient_offset is None else row(group.gradient_offset),
-    )
-
-
-def _on(group: Group, device: torch.device) -> Group:
-    return group._replace(
-        params=to_device(group.params, device),
-        data=examples_to(group.data, device),
-        proximal=group.proximal and group.proximal._replace(towards_S=to_device(group.proximal.towards_S, device)),
-        gradient_offset=None if group.gradient_offset is None else to_device(group.gradient_offset, device),
-    )
-
-
-def _row(examples: Examples, s: int) -> Examples:
-    one = clients_of(examples)[s] if len(examples.counts) > 1 else None
-    return examples if one is None else trees.tree_map(lambda leaf: leaf[None], one)
 
 
 class _Cohort:
@@ -176,17 +102,9 @@ class _Cohort:
         self.taken_S = [0] * self.size
         self.rates = {name: self._rates(group, rng) for name, group in groups.items() if group.rates}
         self.native = self._native_epochs(rng) if backend == "native" and not self.privacy else None
-        self.batches = (
-            {} if self.native else {n: batch_streams(g.data, schedule.batch_size, rng) for n, g in groups.items()}
-        )
-        self.noise = {name: rng.generators(f"noise:{name}") for name, group in groups.items() if group.noise}
-        # Named alike for all groups, as batches are: groups with equal data see equal images.
-        self.augment_generators = {
-            name: rng.generators("augment") for name, group in groups.items() if group.augmentation
-        }
-        if (
-            backend == "sequential" and not self.privacy
-        ):  # views of the rows that are trained in place: made once, seen anew by each step
+        self.batches = None if self.native else CohortBatches(groups, schedule.batch_size, rng, self.device)
+        if backend == "sequential" and not self.privacy:
+            # Views of the rows that are trained in place: made once, seen anew by each step.
             self.leaves = {
                 name: _leaves(self.layouts[name], self.flat[name][0], group.trained_names)
                 for name, group in groups.items()
@@ -278,16 +196,15 @@ class _Cohort:
         return rates[0] if len(set(rates)) == 1 else to_device(torch.tensor(rates), self.device)[:, None]
 
     def gradients(self, name: str, point: dict[str, Tensor], rows: list[int]) -> Tensor:
-        group = self.groups[name]
-        indices = [next(self.batches[name][s]) for s in rows]
+        assert self.batches is not None
+        group, indices = self.groups[name], self.batches.next_rows(name, rows)
         if self.backend == "sequential":
-            noise = [group.noise(self.noise[name][rows[0]], len(indices[0]))] if group.noise else []
-            batch = take(group.data, 0, indices[0], noise[0] if noise else {})
-            batch.x = self.augmented(name, rows, indices, batch.x[None])[0]
+            batch = self.batches.of_one(name, rows[0], indices[0])
             grad, own = self.grads[name], self.leaves[name]
             loss = gradient_of_one(group.loss, group.batch_term, own, self.leaves, self.frozen_of_one, batch, grad)
         else:
-            batches, real_RB, frozen = self.cohort_batches(name, rows, indices)
+            batches, real_RB = self.batches.of_many(name, rows, indices)
+            frozen = self.of(self.frozen, rows)
             many = (name, group.loss, group.batch_term, self.layouts, point, frozen, batches, real_RB)
             loss, grad = gradients_of_many(*many)
         if name == next(iter(self.groups)):
@@ -296,7 +213,7 @@ class _Cohort:
 
     def private_gradients(self, name: str, point: dict[str, Tensor], rows: list[int]) -> Tensor:
         """DP-SGD: Poisson batches, clipped gradients of single examples, noise. No loss is told: it has no noise."""
-        assert self.privacy is not None
+        assert self.privacy is not None and self.batches is not None
         group, clients = self.groups[name], [self.rng.clients[s] for s in rows]
         trained = self.layouts[name].names if group.trained_names is None else group.trained_names
         sensitivity = self.privacy.mechanism.sensitivity(len(trained))
@@ -305,35 +222,13 @@ class _Cohort:
             self.privacy.sampled_rows(client, number, int(group.data.counts[s]))
             for client, number, s in zip(clients, numbers, rows, strict=True)
         ]
-        batches, real_RB, frozen = self.cohort_batches(name, rows, indices)
+        batches, real_RB = self.batches.of_many(name, rows, indices)
         sums_RP = clipped_sums(
-            name, group.loss, self.layouts, point, frozen, batches, real_RB, self.privacy.mechanism,
+            name, group.loss, self.layouts, point, self.of(self.frozen, rows), batches, real_RB, self.privacy.mechanism,
             self.corrections[name].untrained_P,
         )  # fmt: skip
         self.loss_S[rows] = torch.nan
         return private_gradients(self.privacy, clients, numbers, sums_RP, sensitivity)
-
-    def cohort_batches(self, name: str, rows: list[int], indices: list[Tensor]) -> tuple[Batch, Tensor, Tree]:
-        """The batches of these clients side by side, which of their rows are real, and what is frozen."""
-        group = self.groups[name]
-        noise = (
-            [group.noise(self.noise[name][s], len(i)) for s, i in zip(rows, indices, strict=True)]
-            if group.noise
-            else []
-        )
-        frozen = self.of(self.frozen, rows)
-        batches, real_RB = take_many(group.data, rows, indices, noise)
-        batches.x = self.augmented(name, rows, indices, batches.x)
-        return batches, real_RB, frozen
-
-    def augmented(self, name: str, rows: list[int], indices: list[Tensor], x_RB: Tensor) -> Tensor:
-        how = self.groups[name].augmentation
-        if how is None:
-            return x_RB
-        draws = [how.draw(self.augment_generators[name][s], len(index)) for s, index in zip(rows, indices, strict=True)]
-        drawn = to_device(pad_rows(draws, x_RB.shape[1]).flatten(0, 1), self.device)
-        with computing_on(self.device):
-            return how.change(x_RB.flatten(0, 1), drawn).view_as(x_RB)
 
     def validation_losses(self, still_training: list[int]) -> Tensor:
         """Mean validation loss per client that is still training; -inf, always the best, for one without examples."""

@@ -10,19 +10,35 @@ import math
 import torch
 from torch import Tensor
 
-from fedmoe.clients.federation import side_by_side, take
 from fedmoe.core_types import Examples
 from fedmoe.streams import torch_stream
-from fedmoe.training.inference import clients_of
 
 MIX = -7046029254386353131  # an odd 64-bit number: multiplying by it lets every bit reach the highest
 
 
 def halves(examples: Examples) -> tuple[Examples, Examples]:
     """Of each client of a cohort: the records for models, and those for the gate."""
-    apart = [(one, in_first_half(one)) for one in clients_of(examples)]
-    for_models, for_gate = ([take(one, first if side else ~first) for one, first in apart] for side in (True, False))
-    return side_by_side(for_models), side_by_side(for_gate)
+    clients, most = examples.y.shape[:2]
+    real_SN = torch.arange(most) < examples.counts[:, None]
+    records = Examples(examples.x.flatten(0, 1), examples.y.flatten(0, 1), examples.counts.sum(), {})
+    first_SN = in_first_half(records).view(clients, most)
+    return _chosen(examples, first_SN & real_SN), _chosen(examples, ~first_SN & real_SN)
+
+
+def _chosen(examples: Examples, wanted_SN: Tensor) -> Examples:
+    """These rows of each client in their order, padded at the end with zeros."""
+    counts_S = wanted_SN.sum(1)
+    order_SN = torch.argsort((~wanted_SN).to(torch.uint8), dim=1, stable=True)[:, : int(counts_S.max())]
+    real_SN = torch.arange(order_SN.shape[1]) < counts_S[:, None]
+    rows = (order_SN + wanted_SN.shape[1] * torch.arange(len(wanted_SN))[:, None]).flatten()
+
+    def of(leaf: Tensor) -> Tensor:
+        kept = leaf.flatten(0, 1).index_select(0, rows)
+        kept[~real_SN.flatten()] = 0
+        return kept.view(*order_SN.shape, *leaf.shape[2:])
+
+    extra = {name: of(leaf) for name, leaf in examples.extra.items()}
+    return Examples(of(examples.x), of(examples.y), counts_S, extra)
 
 
 def in_first_half(records: Examples) -> Tensor:

@@ -22,7 +22,8 @@ from fedmoe.training.classifier import LOGIT_OFFSET, ClassifierLoss, MixtureLoss
 from fedmoe.training.corrections import Proximal
 from fedmoe.training.devices import CPU
 from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Fitted, Group, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Fitted, Group
 from fedmoe.training.settings import LocalTraining
 
 

@@ -6,7 +6,7 @@ shapes of parameters once for each layout, the rest at every fit.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fedmoe.native.trainer import (
 from fedmoe.streams import Streams
 from fedmoe.training.corrections import Corrections
 from fedmoe.training.flat import Layout
+from fedmoe.training.group import Group
 from fedmoe.training.kernel_spec import KernelSpec
 from fedmoe.training.native_checks import (
     Kernels,
@@ -38,9 +39,6 @@ from fedmoe.training.native_checks import (
     second_at_labels,
 )
 from fedmoe.training.optimizers import Adam, Optimizer
-
-if TYPE_CHECKING:
-    from fedmoe.training.fit import Group
 
 OF_THE_FIRST_GROUP = ("proximal", "gradient_offset", "trained_names", "max_gradient_norm", "rates")
 
@@ -71,7 +69,7 @@ class NativeEpochs(NamedTuple):
         return self.trainer.run(self.table, tasks)
 
 
-def kernel_spec_of(groups: Mapping[str, "Group"], frozen: Tree) -> KernelSpec | str:
+def kernel_spec_of(groups: Mapping[str, Group], frozen: Tree) -> KernelSpec | str:
     """What the kernels need for whole epochs; or the reason why each step goes through Python."""
     name, group = next(iter(groups.items()))
     spec_of = getattr(group.loss, "kernel_spec", None)  # isinstance with a Protocol costs a tenth of a small epoch
@@ -100,7 +98,7 @@ def kernel_spec_of(groups: Mapping[str, "Group"], frozen: Tree) -> KernelSpec | 
 
 
 def native_epochs(
-    groups: Mapping[str, "Group"],
+    groups: Mapping[str, Group],
     spec: KernelSpec,
     layouts: Mapping[str, Layout],
     flat: Mapping[str, Tensor],

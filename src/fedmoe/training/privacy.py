@@ -6,7 +6,6 @@ Shape suffixes: R clients that take this step, B examples of a batch, M of a mic
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,18 +14,18 @@ from torch.func import vmap
 from fedmoe import trees
 from fedmoe.core_types import ClientId, Tensors, Tree
 from fedmoe.errors import ConfigError
+from fedmoe.models.task import Classification
+from fedmoe.native.kernel import Targets
 from fedmoe.private_steps import Mechanism, PrivateSteps
 from fedmoe.training.batch import Batch, Loss
-from fedmoe.training.classifier import ClassifierLoss
+from fedmoe.training.classifier import LOGIT_OFFSET, ClassifierLoss
 from fedmoe.training.flat import Layout
-
-if TYPE_CHECKING:
-    from fedmoe.training.fit import Group
+from fedmoe.training.group import Group
 
 DIVISOR_OF_ROUNDING = 1e-12  # a zero gradient has nothing to scale
 
 
-def require_private_training(groups: Mapping[str, "Group"], *, stops_early: bool) -> None:
+def require_private_training(groups: Mapping[str, Group], *, stops_early: bool) -> None:
     """Refuse what would let a record count for more than its clipped gradient."""
     if len(groups) > 1:
         raise ConfigError(
@@ -92,17 +91,20 @@ def _native_sums(
     mechanism: Mechanism,
     untrained_P: Tensor | None,
 ) -> Tensor:
-    """The kernels' own, from the gradients of the losses by the scores, which are the loss's business."""
+    """The kernels' own. They know cross-entropy; of other losses they are told the gradients by the scores."""
     kernel = loss.network.native
     assert kernel is not None
     params = layout.unpack(point_RP)
     own = [params[name] for name in kernel.trained_names]
-    scores_RBC = kernel.forward(batches.x, own, keep=False)[0].requires_grad_()
-    (d_scores,) = torch.autograd.grad(loss.of_scores(scores_RBC, frozen, batches.y).sum(), scores_RBC)
+    if isinstance(loss.task, Classification):
+        targets = Targets(labels=batches.y, offset=frozen.get(LOGIT_OFFSET))
+    else:
+        scores_RBC = kernel.forward(batches.x, own, keep=False)[0].requires_grad_()
+        targets = Targets(*torch.autograd.grad(loss.of_scores(scores_RBC, frozen, batches.y).sum(), scores_RBC))
     stays = [False] * len(layout.names) if untrained_P is None else _first_of_each(untrained_P, layout)
     trained = [name for name, untrained in zip(layout.names, stays, strict=True) if not untrained]
     sums = kernel.clipped_sums(
-        batches.x, own, real_RB, d_scores, trained, mechanism.clip_norm, per_tensor=mechanism.clipping == "per_tensor"
+        batches.x, own, real_RB, targets, trained, mechanism.clip_norm, per_tensor=mechanism.clipping == "per_tensor"
     )
     return torch.cat([sums[name].reshape(len(point_RP), -1) for name in layout.names], dim=1)
 

@@ -22,7 +22,7 @@ from fedmoe.native.kernel import check_tensor
 from fedmoe.native.trainer import Objective
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch, Trainable
-from fedmoe.training.fit import Fitted, Group
+from fedmoe.training.group import Fitted, Group
 from fedmoe.training.kernel_spec import KernelSpec, Shapes
 from fedmoe.training.local import LocalTrainer
 from fedmoe.training.optimizers import Sgd

@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from fedmoe.setting_types import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedmoe.training.augment import AUGMENTATIONS, Augmentation, Name
-from fedmoe.training.fit import Schedule
+from fedmoe.training.group import Schedule
 from fedmoe.training.optimizers import Adam, Optimizer, Sgd
 from fedmoe.training.rates import Rates, RateSchedule
 

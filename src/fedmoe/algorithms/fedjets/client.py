@@ -14,7 +14,7 @@ from fedmoe.models.router import best_held, log_scores, mean_scores, top_experts
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch
 from fedmoe.training.classifier import ClassifierLoss
-from fedmoe.training.fit import Group
+from fedmoe.training.group import Group
 from fedmoe.training.optimizers import Sgd
 from fedmoe.training.routed_experts import EMBEDDING, log_probs_of, train_routed
 

@@ -29,6 +29,7 @@ from fedmoe.algorithms.fedmix.objective import (
     in_use_of,
     mean_gate,
     num_conditions,
+    num_outputs,
     posterior_part,
     private_parts,
     train_parts,
@@ -51,11 +52,13 @@ from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, ClientId, Tensors
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
+from fedmoe.models.task import Regression
 from fedmoe.streams import Streams
 
 
 def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
     require_gates_for_new_clients(config, setup)
+    require_gaussian(setup)
     train = Exchange(
         name="train",
         broadcast=lambda server, client, _replies: send_experts(config, server, client),
@@ -83,10 +86,19 @@ def fedmix(config: FedMixConfig, setup: AlgorithmSetup) -> Algorithm:
         init_client=lambda b, _client, _seed: init_client(config, setup, b),
         personal_type=PersonalState,
         frequencies="own",
+        no_regression=None,
         personalize=lambda b, client, _personal, data, rng: personalize(config, setup, b, client, data, rng),
         release=None if config.share_gates else release(config, setup),
         expert_weights=lambda b, client, personal, x: expert_weights(config, setup, b, client, personal, x),
     )
+
+
+def require_gaussian(setup: AlgorithmSetup) -> None:
+    if isinstance(setup.task, Regression) and setup.task.loss != "squared":
+        raise ConfigError(
+            f"training.loss={setup.task.loss!r}, but FedMix maximises a likelihood, which is Gaussian in a regression: "
+            "squared errors. Leave training.loss away."
+        )
 
 
 def require_gates_for_new_clients(config: FedMixConfig, setup: AlgorithmSetup) -> None:
@@ -214,7 +226,7 @@ def init_client(config: FedMixConfig, setup: AlgorithmSetup, shared: Broadcast) 
     count = config.num_experts
     return ClientState(
         gate={} if config.share_gates else blank_gate(config, setup),
-        output_bias=torch.zeros(setup.num_classes if config.personal_bias else 0),
+        output_bias=torch.zeros(num_outputs(setup) if config.personal_bias else 0),
         shares=torch.zeros(len(shared.posterior)),
         usage=torch.full((count,), 1 / count),
         trained=torch.zeros(()),

@@ -12,7 +12,8 @@ from fedmoe.models.vae import LATENT, log_density, negative_bound, vae_network
 from fedmoe.streams import Streams, torch_stream
 from fedmoe.training.batch import Batch, Trainable
 from fedmoe.training.early_stopping import EarlyStopping
-from fedmoe.training.fit import Group, fit
+from fedmoe.training.fit import fit
+from fedmoe.training.group import Group
 from fedmoe.training.settings import LocalTraining
 
 # Appendix F: Adam with its defaults, batches of 10, stopped after three epochs without a better validation loss.

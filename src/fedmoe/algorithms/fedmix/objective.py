@@ -5,6 +5,7 @@ The parts of a client's mixture are trained together by one optimizer, as in Alg
 Shape suffixes: those of `models.expert_mixture`, N examples of a client, S clients of a cohort.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +20,11 @@ from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models import expert_mixture as equations
 from fedmoe.models.network import Network
+from fedmoe.models.task import CLASSIFICATION, Regression, Task
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch, Trainable
-from fedmoe.training.fit import Fitted, Group
+from fedmoe.training.classifier import NO_KERNEL
+from fedmoe.training.group import Fitted, Group
 from fedmoe.training.kernel_spec import KernelSpec
 from fedmoe.training.local import LocalTrainer
 from fedmoe.training.optimizers import Sgd
@@ -30,6 +33,11 @@ from fedmoe.training.optimizers import Sgd
 def num_conditions(config: FedMixConfig, setup: AlgorithmSetup) -> int:
     """R: how many rows q(z|...) has; none where every client has a q of its own."""
     if config.condition == "label":
+        if isinstance(setup.task, Regression):
+            raise ConfigError(
+                "algorithm.condition='label' gives q a row for each class, and a regression has none. Set "
+                "algorithm.condition = 'client', or name the side information of the examples."
+            )
         return setup.num_classes
     if config.condition == "client":
         return 0
@@ -104,14 +112,25 @@ def private_parts(config: FedMixConfig, shared: Broadcast, own: ClientState) -> 
     return {"gate": shared.gate or own.gate, **bias}
 
 
-def outputs_at(network: Network, parts: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (H, B, C) and features (H, B, F); from the cache where the experts are frozen."""
+def num_outputs(setup: AlgorithmSetup) -> int:
+    return setup.num_classes or math.prod(setup.target_shape or ())
+
+
+def log_likelihoods(config: FedMixConfig, task: Task, predictions_HBC: Tensor, y_B: Tensor) -> Tensor:
+    """log p(y|x, z): (B, H)."""
+    if isinstance(task, Regression):
+        return equations.gaussian_log_likelihoods(predictions_HBC, y_B, config.deviation)
+    return equations.log_likelihoods(predictions_HBC, y_B)
+
+
+def outputs_at(network: Network, parts: Tree, batch: Batch, task: Task = CLASSIFICATION) -> tuple[Tensor, Tensor]:
+    """Predictions (H, B, C) and features (H, B, F); from the cache where the experts are frozen."""
     if "expert_outputs" in batch.extra:
         num_scores = batch.extra["expert_outputs"].shape[-1] - parts["gate"]["weight"].shape[-1]
         scores_HBC, features_HBF = batch.extra["expert_outputs"].transpose(0, 1).tensor_split([num_scores], dim=-1)
     else:
         scores_HBC, features_HBF = equations.expert_outputs(network, parts["experts"], batch.x, training=batch.training)
-    return F.log_softmax(scores_HBC + parts.get("output_bias", 0.0), dim=-1), features_HBF
+    return task.prediction(scores_HBC + parts.get("output_bias", 0.0)), features_HBF
 
 
 def with_expert_outputs(network: Network, experts_SH: Tensors, examples: Examples, trainer: LocalTrainer) -> Examples:
@@ -141,15 +160,16 @@ class Objective:
 
     config: FedMixConfig
     network: Network
+    task: Task = CLASSIFICATION
 
     def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         parts = {**frozen, **trainable.get("mixture", {})}
         expert_ids_H, in_use_H = parts["expert_ids"], parts["in_use"]
-        log_probs_HBC, features_HBF = outputs_at(self.network, parts, batch)
+        predictions_HBC, features_HBF = outputs_at(self.network, parts, batch, self.task)
         log_q_BK, usage_K = posterior_at(self.config, trainable, parts, batch)
         pooled_BF = equations.pooled_features(usage_K[expert_ids_H], in_use_H, features_HBF)
         log_gate_BK = equations.log_gate(parts["gate"], pooled_BF)
-        log_likelihood_BH = equations.log_likelihoods(log_probs_HBC, batch.y)
+        log_likelihood_BH = log_likelihoods(self.config, self.task, predictions_HBC, batch.y)
         if self.config.objective == "mixture":
             log_gate_BH = equations.pruned_gate(log_gate_BK, expert_ids_H, in_use_H)
             return -equations.log_marginal(log_gate_BH, log_likelihood_BH)
@@ -160,6 +180,8 @@ class Objective:
     def kernel_spec(self, params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str:
         """Algorithms 1 and 2 as printed, and eq. 10-13 without pruning, where experts and gate are trained."""
         config, own_q = self.config, self.config.condition == "client"
+        if isinstance(self.task, Regression):
+            return NO_KERNEL
         if config.objective != "variational" or config.entropy or config.personal_bias:
             return "the kernels know FedMix's variational objective without entropy and personal biases only"
         if "experts" not in params_S or "gate" not in params_S:
@@ -183,7 +205,9 @@ class Objective:
         return KernelSpec({"experts/": self.network}, num_copies=frozen_S["expert_ids"].shape[1], objective=kernel)
 
 
-def own_usage(config: FedMixConfig, network: Network, share_SK: Tensor, data: Examples) -> Group:
+def own_usage(
+    config: FedMixConfig, network: Network, share_SK: Tensor, data: Examples, task: Task = CLASSIFICATION
+) -> Group:
     """The client's own q(z|s), moved to the closed form of each minibatch (eq. 13) with damping.
 
     A step of length 1 - alpha down the slope of |pi - target|² / 2 is alpha pi + (1 - alpha) target, so the trainer
@@ -194,10 +218,10 @@ def own_usage(config: FedMixConfig, network: Network, share_SK: Tensor, data: Ex
         parts = {**frozen, **trainable.get("mixture", {})}
         usage_K: Tensor = trainable["usage"]["share"]
         with torch.no_grad():
-            log_probs_HBC, features_HBF = outputs_at(network, parts, batch)
+            predictions_HBC, features_HBF = outputs_at(network, parts, batch, task)
             pooled_BF = equations.pooled_features(usage_K[parts["expert_ids"]], parts["in_use"], features_HBF)
             log_gate_BH = equations.log_gate(parts["gate"], pooled_BF)[:, parts["expert_ids"]]
-            log_joint_BH = log_gate_BH + equations.log_likelihoods(log_probs_HBC, batch.y)
+            log_joint_BH = log_gate_BH + log_likelihoods(config, task, predictions_HBC, batch.y)
             target_H = equations.closed_form_usage(log_joint_BH, real_B)
             target_K = target_H @ (parts["expert_ids"][:, None] == torch.arange(config.num_experts)).to(target_H.dtype)
         squares: Tensor = (usage_K - target_K).square().sum()
@@ -222,10 +246,10 @@ def train_parts(
     stop_early: bool = False,
 ) -> Fitted:
     """Train `parts` of the mixture, and the clients' own q(z|s), the group "usage", where they have one."""
-    losses = Objective(config, setup.expert)
+    losses = Objective(config, setup.expert, setup.task)
     groups = {"mixture": trainer.group(parts, losses, data.train)} if parts else {}
     if config.condition == "client":
-        usage = own_usage(config, setup.expert, usage_SK, data.train)
+        usage = own_usage(config, setup.expert, usage_SK, data.train, setup.task)
         groups["usage"] = usage._replace(augmentation=trainer.settings.augmentation)
     stopping = trainer.early_stopping(losses, data.validation) if stop_early else None
     return trainer.fit(groups, rng, frozen, stopping)

@@ -4,7 +4,6 @@ Shape suffixes: those of `fedmix.states`, S clients of a cohort, B examples.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe.algorithms.fedmix.objective import (
@@ -91,7 +90,7 @@ def predict(
     x: Tensor,
 ) -> Tensor:
     """Eq. 2."""
-    return equations.log_mixture(*gate_and_experts(config, setup, shared, client, personal, x))
+    return setup.task.mixture(*gate_and_experts(config, setup, shared, client, personal, x))
 
 
 def gate_and_experts(
@@ -102,7 +101,7 @@ def gate_and_experts(
     personal: PersonalState | None,
     x: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """log p(z|x, s) (B, H) and log p(y|x, z) (H, B, C).
+    """log p(z|x, s) (B, H) and what the experts predict (H, B, C): log p(y|x, z), or means.
 
     With the client's own gate; with the average of those released, if it has none; else all experts alike.
     """
@@ -112,14 +111,14 @@ def gate_and_experts(
     if shared.released and not own.trained:
         log_shares_SB = log_client_shares(setup, shared.released, x)
         log_gate_BK = log_average_gate(config, shared.released, features_HBF, log_shares_SB)
-        return log_gate_BK, log_class_probs(config, scores_HBC, average_bias(shared.released))
+        return log_gate_BK, expert_predictions(config, setup, scores_HBC, average_bias(shared.released))
     usage_K = own_usage_of(config, shared, client) if personal is None else personal.usage
     in_use_H = equations.experts_in_use(usage_K[shared.expert_ids], config.floor)
     pooled_BF = equations.pooled_features(usage_K[shared.expert_ids], in_use_H, features_HBF)
     gate = (shared.gate or client.gate) if personal is None else personal.gate  # fine-tuning moves a shared gate too
     log_gate_BK = equations.log_gate(gate, pooled_BF)
     log_gate_BH = equations.pruned_gate(log_gate_BK, shared.expert_ids, in_use_H)
-    return log_gate_BH, log_class_probs(config, scores_HBC, own.output_bias)
+    return log_gate_BH, expert_predictions(config, setup, scores_HBC, own.output_bias)
 
 
 def expert_weights(
@@ -135,8 +134,8 @@ def expert_weights(
     return {f"expert {k}": gate_B for k, gate_B in zip(shared.expert_ids.tolist(), gate_HB, strict=True)}
 
 
-def log_class_probs(config: FedMixConfig, scores_HBC: Tensor, bias_C: Tensor) -> Tensor:
-    return F.log_softmax(scores_HBC + bias_C if config.personal_bias else scores_HBC, dim=-1)
+def expert_predictions(config: FedMixConfig, setup: AlgorithmSetup, scores_HBC: Tensor, bias_C: Tensor) -> Tensor:
+    return setup.task.prediction(scores_HBC + bias_C if config.personal_bias else scores_HBC)
 
 
 def own_usage_of(config: FedMixConfig, shared: Broadcast, client: ClientState) -> Tensor:

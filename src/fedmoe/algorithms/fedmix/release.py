@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Exchange, NoReport
 from fedmoe.algorithms.fedmix.density import density_network, log_densities, train_density
-from fedmoe.algorithms.fedmix.objective import blank_gate, usage_of
+from fedmoe.algorithms.fedmix.objective import blank_gate, num_outputs, usage_of
 from fedmoe.algorithms.fedmix.pruning import experts_sent, usage_rejection
 from fedmoe.algorithms.fedmix.states import ClientState, FedMixConfig, ReleasedState, Request, ServerState
 from fedmoe.algorithms.setup import AlgorithmSetup
@@ -27,7 +27,7 @@ def release(config: FedMixConfig, setup: AlgorithmSetup) -> Exchange:
     network = density_network(setup) if config.new_clients == "density" else None
     like = ReleasedState(
         blank_gate(config, setup),
-        torch.zeros(setup.num_classes if config.personal_bias else 0),
+        torch.zeros(num_outputs(setup) if config.personal_bias else 0),
         torch.zeros(config.num_experts),
         torch.zeros(()),
         network.init("like") if network else {},

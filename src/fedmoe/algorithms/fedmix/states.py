@@ -32,6 +32,7 @@ class FedMixConfig:
     entropy: bool = False  # keep H(q) in eq. 6: an ensemble instead of specialists
     condition: str = "label"  # what q knows of an example: its label, side information by name, or "client" (eq. 10)
     damping: Share = 0.75  # alpha of the client's own q(z|s), per minibatch; 1 keeps it as it is
+    deviation: PositiveFloat = 1.0  # of the Gaussian likelihood of a regression; the experts predict its means
     personal_bias: bool = False  # one private output bias across the experts
     new_clients: Literal["prior", "density"] = "prior"  # weigh released gates by p(s), or by p(s|x) of a VAE each
     share_gates: bool = False  # learn one gate together instead of a private one each

@@ -54,7 +54,7 @@
     return {
       zooms: "xy",
       legend: series,
-      x: { label: view.x, grid: true, tickFormat: view.diagonal ? percent : undefined },
+      x: { label: view.x, grid: true, tickFormat: view.diagonal ? percent : undefined, ...(view.log ? { type: "log", tickFormat: plain } : {}) },
       y: { label: view.y, tickFormat: format, grid: true, zero: view.zero, nice: true },
       height: view.diagonal ? 380 : 320,
       marks: [
@@ -333,8 +333,9 @@
       event.preventDefault();
       const [factor, right, up] = steps[event.key];
       const moved = (axis, shift) => {
-        const [low, high] = this.plot.scale(axis).domain, middle = (low + high) / 2 + shift * (high - low);
-        return [middle - (factor * (high - low)) / 2, middle + (factor * (high - low)) / 2];
+        const { domain, type } = this.plot.scale(axis), [to, back] = type === "log" ? [Math.log, Math.exp] : [Number, Number];
+        const [low, high] = domain.map(to), middle = (low + high) / 2 + shift * (high - low);
+        return [middle - (factor * (high - low)) / 2, middle + (factor * (high - low)) / 2].map(back);
       };
       this.zoom({ x: moved("x", right), y: this.zooms === "xy" ? moved("y", up) : undefined });
     }
