@@ -1,6 +1,6 @@
 """What a client update costs on each engine, in turns: embedded, Ray, Flower's simulation, and Flower as it comes.
 
-    python benchmarks/engines.py [--repeats 3] [--workloads W1,W2]
+    python benchmarks/engines.py [--repeats 3] [--workloads W1,W2] [--without-stock]
 
 Needs the extras `ray` and `flower` in this environment. Flower as it comes is `peers/with_flower.py`: its own FedAvg,
 with the plain loop's training. Lines go to standard output and into results/speed.json.
@@ -15,7 +15,6 @@ from turns import HERE, Line, System, SystemFailedError, cores, machine, ours, t
 from workloads import TITLES, WORKLOADS, Workload
 
 ROUNDS = {"W1": 10, "W1b": 1, "W2": 20}  # of a turn; elsewhere those of the workload
-MOST_NODES = 200  # of Flower's simulation with a node for each client: to meet a thousand takes minutes
 
 
 def systems(workload: Workload) -> list[System]:
@@ -23,7 +22,6 @@ def systems(workload: Workload) -> list[System]:
     others = [
         System(name, [sys.executable, script, workload.name, "--engine", engine], rounds)
         for name, engine in (("Ray", "ray"), ("Flower engine", "flower"))
-        if engine != "flower" or workload.num_clients <= MOST_NODES
     ]
     stock = [sys.executable, str(HERE / "peers" / "with_flower.py"), workload.name, "--processes", str(cores())]
     embedded = ours(workload)
@@ -43,11 +41,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workloads", default="W1,W2")
+    parser.add_argument("--without-stock", action="store_true", help="leave Flower as it comes away: it takes longest")
     arguments = parser.parse_args()
     for name in arguments.workloads.split(","):
         workload = WORKLOADS[name]
         try:
-            line = take_turns(systems(workload), arguments.repeats)
+            measured = systems(workload)[: -1 if arguments.without_stock else None]
+            line = take_turns(measured, arguments.repeats)
             line["ms_per_update"] = milliseconds_per_update(workload, line)
         except SystemFailedError as error:
             line = {"error": str(error)}

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from serve import serve
-from workloads import NUM_CLASSES, WORKLOADS, Workload, client_data
+from workloads import VOCABULARY, WORKLOADS, Workload, client_data
 
 from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm
@@ -43,6 +43,8 @@ MODELS = {
     "mixture": {"name": "small_cnn"},
     "logistic": {"name": "mlp", "hidden": []},
     "resnet20": {"name": "resnet", "depth": 20, "groups": 4},
+    "resnet8": {"name": "resnet", "depth": 8, "groups": 4},
+    "bilstm": {"name": "text_lstm", "embedding": 100, "hidden": 64},
 }
 
 
@@ -95,12 +97,18 @@ def federation_of(workload: Workload) -> Federation:
         x, y = map(torch.from_numpy, client_data(workload, client))
         own = workload.num_examples
         everyone = torch.ones(len(y), dtype=torch.bool)
-        train, validation, test = (examples(x[rows], y[rows]) for rows in (slice(own), slice(own, None), slice(0)))
+        parts = (slice(own), slice(own, None), slice(0))
+        # Copies: of a view all rows that it is taken from would be sent to an actor.
+        train, validation, test = (examples(x[rows].clone(), y[rows].clone()) for rows in parts)
         return Records(train, validation, test, everyone[:own], everyone[own:])
 
     held = [hold(client) for client in range(workload.num_clients)]  # in memory, as for the plain loop
     pool = np.arange(workload.num_clients)
-    return Federation(workload.num_clients, 0, NUM_CLASSES, workload.input_shape, pool, held[0].test, held.__getitem__)
+    words = VOCABULARY if workload.model == "bilstm" else None
+    return Federation(
+        workload.num_clients, 0, workload.num_classes, workload.input_shape, pool, held[0].test, held.__getitem__,
+        vocabulary_size=words,
+    )  # fmt: skip
 
 
 class Ours:

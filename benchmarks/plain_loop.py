@@ -22,7 +22,7 @@ class PlainClients:
 
     def __init__(self, workload: Workload, authors_way: bool) -> None:
         self.workload, self.authors_way = workload, authors_way
-        self.model = make_model(workload.model)
+        self.model = make_model(workload.model, workload.num_classes)
         self.data = [tensors_of(workload, c) for c in range(workload.num_clients)]
         self.kept: dict[int, dict[str, Tensor]] = {}  # the mixtures of clients
 

@@ -2,14 +2,19 @@
 
 import itertools
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from workloads import VOCABULARY
 
 
 def make_model(kind: str, num_outputs: int = 10) -> nn.Module:
     if kind == "logistic":
         return nn.Linear(784, num_outputs)
-    return ResNet20(num_outputs) if kind == "resnet20" else small_cnn(num_outputs)
+    if kind == "bilstm":
+        return BiLSTM(num_outputs)
+    blocks = {"resnet20": 3, "resnet8": 1}.get(kind)
+    return ResNet(num_outputs, blocks) if blocks else small_cnn(num_outputs)
 
 
 def small_cnn(num_outputs: int) -> nn.Module:
@@ -41,9 +46,9 @@ class ResidualBlock(nn.Module):
         return F.relu(self.inner(x) + shortcut)
 
 
-class ResNet20(nn.Sequential):
-    def __init__(self, num_outputs: int) -> None:
-        widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
+class ResNet(nn.Sequential):
+    def __init__(self, num_outputs: int, blocks: int) -> None:
+        widths = [16] + [width for width in (16, 32, 64) for _ in range(blocks)]
         super().__init__(
             nn.Conv2d(3, 16, 3, 1, 1, bias=False),
             nn.GroupNorm(4, 16),
@@ -53,3 +58,27 @@ class ResNet20(nn.Sequential):
             nn.Flatten(),
             nn.Linear(64, num_outputs),
         )
+
+
+class BiLSTM(nn.Module):
+    """The final states of both directions, of which neither reads padding.
+
+    Two LSTMs over padded texts, the second over turned-round ones: on a CPU this takes a third of the time of one over
+    packed texts.
+    """
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 100, padding_idx=0)
+        self.forwards = nn.LSTM(100, 64, batch_first=True)
+        self.backwards = nn.LSTM(100, 64, batch_first=True)
+        self.head = nn.Linear(128, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = (x != 0).sum(1)
+        longest = int(lengths.max())
+        x, texts = x[:, :longest], torch.arange(len(x))
+        turned = x.gather(1, (lengths[:, None] - 1 - torch.arange(longest)) % longest)
+        ahead, back = self.forwards(self.embedding(x))[0], self.backwards(self.embedding(turned))[0]
+        scores: Tensor = self.head(torch.cat([ahead[texts, lengths - 1], back[texts, lengths - 1]], 1))
+        return scores

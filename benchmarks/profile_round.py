@@ -74,7 +74,7 @@ def main() -> None:
     for owner, name, label in PARTS:
         setattr(owner, name, clock.around(getattr(owner, name), label))
     with tempfile.TemporaryDirectory() as folder:
-        ours = Ours(WORKLOADS[arguments.workload])
+        ours = Ours(WORKLOADS[arguments.workload], "embedded")
         with start(Worker(ours.parts, Path(folder) / "private.sqlite", "profile"), 1) as transport:
             ours.run(transport, 3)
             clock.seconds.clear()

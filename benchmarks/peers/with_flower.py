@@ -26,7 +26,7 @@ from workloads import WORKLOADS, Workload
 
 def train(workload: Workload, message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
-    model = make_model(workload.model)
+    model = make_model(workload.model, workload.num_classes)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     data = tensors_of(workload, int(context.node_config["partition-id"]))
     if workload.averages:
@@ -67,7 +67,7 @@ def main() -> None:
             min_train_nodes=workload.clients_per_round,
             min_available_nodes=workload.num_clients,
         )
-        arrays = ArrayRecord(make_model(workload.model).state_dict())
+        arrays = ArrayRecord(make_model(workload.model, workload.num_classes).state_dict())
         serve(
             lambda rounds: strategy.start(grid, arrays, num_rounds=rounds),
             processes=processes,

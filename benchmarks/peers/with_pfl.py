@@ -53,7 +53,7 @@ class Pfl:
         held = [Dataset(tensors_of(workload, client), user_id=str(client)) for client in everyone]
         users = FederatedDataset(held.__getitem__, get_user_sampler("minimize_reuse", list(everyone)))
         self.backend = SimulatedBackend(training_data=users, val_data=users, postprocessors=[WeightByDatapoints()])
-        module = make_model(workload.model)
+        module = make_model(workload.model, workload.num_classes)
 
         def loss(x: Tensor, y: Tensor, **_: object) -> Tensor:
             return F.cross_entropy(module(x), y)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedmoe.sweeps.plan import Cell
     from fedmoe.sweeps.reproduction import Reproduction
 
+TIMING_SECONDS = 60.0  # of one call of `reproduce list`
+
 Processes = Annotated[int | None, typer.Option("--processes", help="Runs side by side. Default: one per core.", min=1)]
 Home = Annotated[
     Path, typer.Option("--dir", parser=path, metavar="FOLDER", help="Where the runs live. Default: runs/reproduce.")
@@ -155,16 +157,24 @@ def _show(points: list, home: Path, title: str, problems: list[str], paper: "Pap
 
 def _list(found: "Sequence[Reproduction]", directory: Path) -> None:
     from fedmoe.display.tables import reproduction_table
-    from fedmoe.sweeps.cost import estimate
+    from fedmoe.sweeps.cost import Rates, estimate
     from fedmoe.sweeps.plan import is_finished
 
-    rows = []
-    with console.status("timing a round of each, once on this machine"):
-        for one in found:
+    rows, rates = [], Rates(directory / "costs.json", TIMING_SECONDS)
+    reasons: dict[str, list[str]] = {}
+    with console.status("") as status:
+        for number, one in enumerate(found, 1):
+            status.update(
+                f"timing a few rounds of every method, once on this machine: {one.name}, {number} of {len(found)}"
+            )
             cells = one.cells(directory, one.seeds)
-            cost = estimate(cells, directory / "costs.json", one.name)
+            cost = estimate(cells, rates, one.pretrain_epochs)
             rows.append((one, cost, sum(map(is_finished, cells)), len(cells)))
+            reasons.setdefault(cost.why, []).append(one.name)
     console.print(reproduction_table(rows))
+    for why, names in reasons.items():
+        if why:
+            console.print(f"{', '.join(names)}: {escape(why)}", style="dim", highlight=False)
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -17,6 +17,7 @@ from fedmoe.training.group import Group, Schedule
 from fedmoe.training.kernel_spec import KernelSpec
 from fedmoe.training.native_epochs import kernel_spec_of
 from fedmoe.training.optimizers import Adam, Sgd
+from smooth_residual import SmoothResidual
 
 SHAPE, CLASSES, ANGLES = (2, 16, 16), 3, 5
 COUNTS = (7, 1, 0, 12)
@@ -27,6 +28,7 @@ SOME_IN_USE = torch.tensor([[1, 1, 0, 1], [0, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 
 MODELS = {
     "lenet": lambda: LeNet(SHAPE, CLASSES, (3, 4), (5,)),
     "mlp": lambda: mlp(SHAPE, CLASSES, [7]),
+    "residual": lambda: SmoothResidual(SHAPE, CLASSES),
 }
 
 

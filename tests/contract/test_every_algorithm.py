@@ -12,7 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import fedmoe.testing.federation
 from builders import CLASSES, FEATURES, run_spied, tiny_federation, tiny_setup
 from contract.probes import PROBES
 from fedmoe.algorithms.algorithm import Algorithm, Exchange
@@ -48,6 +50,30 @@ CASES = [
 @pytest.mark.parametrize(("name", "check", "backend"), CASES)
 def test_contract(name: str, check: str, backend: Backend, tmp_path: Path) -> None:
     CHECKS[check].run(subject(name, backend), tmp_path)
+
+
+class Residual(nn.Module):
+    """Dense layers with norms beside a shortcut; the tiny federation has vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 6), nn.Linear(6, FEATURES)
+        self.first_norm, self.second_norm = nn.GroupNorm(2, 6), nn.LayerNorm(FEATURES)
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(self.first_norm(self.first(x)))
+        scores: torch.Tensor = self.head(torch.relu(self.second_norm(self.second(inner)) + x))
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("name", "check"), [(name, check) for name, check in APPLYING if name in ("fedavg", "specialist_mixture")]
+)
+def test_contract_of_residual_networks(name: str, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedmoe.testing.federation, "make_expert", Residual)
+    assert isinstance(tiny_setup("native").expert.module, Residual)
+    CHECKS[check].run(subject(name, "native"), tmp_path)
 
 
 def test_every_check_is_used_and_only_algorithms_that_send_nothing_are_spared_some() -> None:

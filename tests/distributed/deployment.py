@@ -1,6 +1,7 @@
 """A Flower deployment on the loopback interface, for tests: all in one folder, stopped with it, every wait bounded."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -80,8 +81,12 @@ class Deployment:
         )  # fmt: skip
         wait_for(lambda: listens(self.port), "the SuperLink listens")
 
-    def register(self, number: int) -> None:
-        self.flwr("supernode", "register", f"{self.folder}/keys/node-{number}.pub", "silos")
+    def register(self, number: int) -> str:
+        """The id that Flower gave the node."""
+        said = self.flwr("supernode", "register", f"{self.folder}/keys/node-{number}.pub", "silos", "--format", "json")
+        found = re.search(r'"node-id": "?(\d+)', said)
+        assert found, said
+        return found[1]
 
     def start_node(self, client: int, key: int | None = None, *options: str, superlink: str = "") -> None:
         key = client if key is None else key

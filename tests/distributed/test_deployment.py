@@ -186,6 +186,14 @@ def test_who_has_no_registered_key_or_another_authority_is_refused(
     assert "certificate of" in said and "is not one of" in said
 
 
+def test_a_client_whose_key_is_unregistered_is_refused(silos: Deployment) -> None:
+    keys = silos.folder / "keys"
+    said = silos.flwr("supernode", "unregister", silos.register(3), "silos")
+    assert "unregistered successfully" in said
+    said = refusal(silos, *node_command(silos, f"{keys}/node-3", f"{keys}/ca.crt", f"127.0.0.1:{silos.port}"))
+    assert "ended 1 times in a row" in said and "key registered" in said
+
+
 def test_an_address_where_nobody_listens_is_said(silos: Deployment) -> None:
     keys = silos.folder / "keys"
     said = refusal(silos, *node_command(silos, f"{keys}/node-0", f"{keys}/ca.crt", "127.0.0.1:1"))

@@ -6,11 +6,16 @@ from torch import nn
 from fedmoe.models.images import LeNet, SmallCNN, mlp
 from fedmoe.models.resnet import resnet
 from fedmoe.native.program import (
+    ADD,
     AVERAGE_POOL,
     CONV,
     DENSE,
+    GROUP_NORM,
+    INPUT,
     MAX_POOL,
+    NONE,
     RELU,
+    SUBSAMPLE,
     TO_CHANNELS_FIRST,
     Unsupported,
     program_of,
@@ -41,6 +46,17 @@ class Applied(nn.Module):
 
     def forward(self, x):
         return self.function(self.layer(x))
+
+
+class Plus(nn.Module):
+    """A network and its own input."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return x + self.inner(x)
 
 
 class Twice(nn.Module):
@@ -90,13 +106,43 @@ def test_the_body_ends_where_the_output_layer_begins():
         without_output(program_of(nn.Linear(4, 3), (4,)))
 
 
+def test_a_residual_network_is_a_list_of_layers_that_name_what_they_read():
+    layers = program_of(resnet((3, 8, 8), 3, 8, 4), (3, 8, 8)).layers
+    block = [CONV, GROUP_NORM, CONV, GROUP_NORM]
+    shrinking = [CONV, GROUP_NORM, SUBSAMPLE, CONV, GROUP_NORM]
+    assert [layer.kind for layer in layers] == [CONV, GROUP_NORM, *block, *shrinking, *shrinking, AVERAGE_POOL, DENSE]
+    assert [layer.source for layer in layers] == [INPUT, *range(5), 5, 6, 5, 7, 9, 10, 11, 10, 12, 14, 15, 16]
+    assert {at: layer.second for at, layer in enumerate(layers) if layer.second != NONE} == {5: 1, 10: 8, 15: 13}
+    assert all(layer.relu for layer in layers if layer.kind == GROUP_NORM)
+    assert (layers[8].sh, layers[8].c, layers[8].oc) == (2, 16, 32)
+
+
+def test_a_projected_shortcut_is_added_where_it_is_normed():
+    layers = program_of(resnet((3, 8, 8), 3, 34, None), (3, 8, 8)).layers
+    projections = [at for at, layer in enumerate(layers) if layer.kind == CONV and layer.kh == 1]
+    assert len(projections) == 3
+    for at in projections:
+        assert layers[at].sh == 2 and layers[at + 1].second == at - 1 and layers[at + 1].relu
+
+
+def test_what_two_layers_read_is_given_as_it_is():
+    """Before an activation, too: no later step may become a part of the layer that gives it."""
+    module = Applied(lambda x: x + F.relu(x))
+    layers = program_of(module, (4,)).layers
+    assert [(layer.kind, layer.relu, layer.source, layer.second) for layer in layers] == [
+        (DENSE, 0, INPUT, NONE), (RELU, 0, 0, NONE), (ADD, 0, 0, 1),
+    ]  # fmt: skip
+    with_input = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    assert program_of(Plus(with_input), (4,)).layers[-1].second == INPUT
+
+
 @pytest.mark.parametrize(
     ("module", "shape", "why"),
     [
-        (lambda: resnet((3, 8, 8), 3, 8, 4), (3, 8, 8), "not one straight chain"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), (4,), "it has a BatchNorm1d"),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), (4,), "it has a Dropout"),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()), (4,), "it has a GELU"),
-        (lambda: nn.LSTM(4, 2), (4,), "not one straight chain|cannot be traced|LSTM"),
+        (lambda: nn.LSTM(4, 2), (4,), "cannot be traced|LSTM"),
         (lambda: nn.Conv2d(2, 2, 3, groups=2), (2, 8, 8), "groups"),
         (lambda: nn.Conv2d(2, 2, 3, dilation=2), (2, 8, 8), "dilation"),
         (lambda: nn.Conv2d(2, 2, 3, padding="same"), (2, 8, 8), "padding='same'"),
@@ -111,7 +157,14 @@ def test_the_body_ends_where_the_output_layer_begins():
         (lambda: nn.Sequential(nn.ReLU(), nn.EmbeddingBag(9, 2)), (4,), "something else than its input"),
         (lambda: nn.Linear(4, 2).double(), (4,), "float64"),
         (lambda: nn.Linear(4, 2), (4, 4), "neither vectors nor images"),
-        (lambda: Applied(lambda x: x + x), (4,), "it has a add"),
+        (lambda: Applied(lambda x: x + 1), (4,), "adds something else"),
+        (lambda: Applied(lambda x: torch.add(x, x, alpha=2)), (4,), "adds something else"),
+        (lambda: Applied(lambda x: x * x.relu()), (4,), "it has a mul of several"),
+        (lambda: Applied(lambda x: x.mean(1)), (4,), "mean over something else"),
+        (lambda: Applied(lambda x: x[:, ::2]), (4,), r"index other than x\[:, :, ::s, ::s\]"),
+        (lambda: Applied(lambda x: F.pad(x, (0, 1))), (4,), "padding of something else"),
+        (lambda: Applied(lambda x: (x, x.relu())), (4,), "something else than one tensor"),
+        (lambda: nn.LayerNorm((2, 8, 8)), (2, 8, 8), "LayerNorm of something else"),
         (lambda: Applied(lambda x: x if x.sum() > 0 else -x), (4,), "cannot be traced"),
         (Twice, (4,), "used twice"),
     ],

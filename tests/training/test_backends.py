@@ -23,7 +23,7 @@ def no_compiler(monkeypatch):
 
 def test_chains_of_common_layers_run_natively():
     networks = [dense(), image()]
-    assert choose_backend(networks) == "native" and "every network is a chain" in reason(networks, "native")
+    assert choose_backend(networks) == "native" and "know every layer" in reason(networks, "native")
     assert missing_kernels(networks, "native") is None
 
 
@@ -45,12 +45,14 @@ def test_one_network_that_the_kernels_do_not_know_takes_all_to_pytorch():
     odd = Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1)), "expert", (4,))
     assert choose_backend([odd, dense()]) == "sequential" and "Dropout" in reason([odd, dense()], "sequential")
     assert missing_kernels([odd], "sequential") is None  # a compiler would not help
+    smooth = Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.GELU()), "expert", (4,))
+    assert choose_backend([smooth]) == "batched" and "batch well" in reason([smooth], "batched")
+
+
+def test_residual_networks_and_norms_are_native():
     residual = Network(lambda: resnet((3, 8, 8), 2, 8, 4), "expert", (3, 8, 8))
-    assert choose_backend([dense(), residual]) == "sequential" and "straight chain" in reason(
-        [dense(), residual], "sequential"
-    )
     normed = Network(lambda: nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)), "expert", (4,))
-    assert choose_backend([normed]) == "batched" and "batch well" in reason([normed], "batched")
+    assert choose_backend([dense(), residual]) == choose_backend([normed]) == "native"
 
 
 def test_native_cohorts_grow_as_networks_get_lighter():

@@ -16,6 +16,7 @@ from fedmoe.training.fit import fit
 from fedmoe.training.group import Group, Schedule
 from fedmoe.training.mixed_weights import MixedWeightsLoss, mixed
 from fedmoe.training.optimizers import Adam, Sgd
+from smooth_residual import SmoothResidual
 
 BACKENDS = ["native", "batched", "sequential"]
 SHAPE, CLASSES, COUNTS = (2, 16, 16), 3, (7, 1, 0, 12)
@@ -23,12 +24,20 @@ CLIENTS = range(len(COUNTS))
 ALPHA_S = torch.tensor([0.3, 0.0, 0.5, 1.0])
 
 
-def make_network(backend="sequential", *, frozen_output=False):
+def lenet():
+    return LeNet(SHAPE, CLASSES, (3, 4), (5,))
+
+
+def residual():
+    return SmoothResidual(SHAPE, CLASSES, width=18, shortcut="convolve")
+
+
+def make_network(backend="sequential", *, frozen_output=False, make=lenet):
     torch.manual_seed(3)
-    module = LeNet(SHAPE, CLASSES, (3, 4), (5,))
+    module = make()
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(not (frozen_output and name.startswith("head.2")))
-    network = Network(module if frozen_output else lambda: LeNet(SHAPE, CLASSES, (3, 4), (5,)), "expert", SHAPE)
+    network = Network(module if frozen_output else make, "expert", SHAPE)
     if backend == "native":
         network.go_native()
     return network
@@ -51,8 +60,8 @@ def start_of(network):
 
 
 def train(backend, *, with_model=True, optimizer=Sgd(0.1), schedule=Schedule(5, epochs=3), stops=False, alpha=ALPHA_S,  # noqa: B008
-          frozen_output=False):  # fmt: skip
-    network = make_network(backend, frozen_output=frozen_output)
+          frozen_output=False, make=lenet):  # fmt: skip
+    network = make_network(backend, frozen_output=frozen_output, make=make)
     start, loss = start_of(network), MixedWeightsLoss(network, with_model)
     names = None if with_model else frozenset(f"own/{name}" for name in start["own"])
     stopping = EarlyStopping(loss, DATA, patience=1) if stops else None
@@ -74,6 +83,11 @@ def test_all_backends_agree(with_model, frozen_output, optimizer):
     assert torch.equal(end["model"]["head.0.bias"], start["model"]["head.0.bias"]) != with_model
     moved = [not torch.equal(end["own"]["head.0.bias"][s], start["own"]["head.0.bias"][s]) for s in CLIENTS]
     assert moved == [True, False, False, True]  # alpha = 0 moves nothing; the third has no examples
+
+
+def test_residual_networks_too():
+    native, sequential = (train(backend, make=residual) for backend in ("native", "sequential"))
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, sequential)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

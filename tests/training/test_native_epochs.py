@@ -12,17 +12,20 @@ from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.errors import DataError
 from fedmoe.models.images import LeNet, mlp
 from fedmoe.models.network import Network
+from fedmoe.models.resnet import ResNet
 from fedmoe.streams import Streams
 from fedmoe.training.augment import AUGMENTATIONS
 from fedmoe.training.batches import shuffled
 from fedmoe.training.classifier import ClassifierLoss, MixtureLoss
 from fedmoe.training.early_stopping import EarlyStopping
+from fedmoe.training.fallbacks import record_fallbacks
 from fedmoe.training.fit import fit
 from fedmoe.training.group import Group, Schedule
 from fedmoe.training.kernel_spec import KernelSpec
 from fedmoe.training.native_epochs import ends_of_batches, kernel_spec_of
 from fedmoe.training.native_epochs import shuffled as native_shuffled
 from fedmoe.training.optimizers import Adam, Sgd
+from smooth_residual import SmoothResidual
 
 # Adam's epsilon is well above the rounding of gradients throughout: else a gradient that is zero but for rounding moves
 # a weight as far as any other, and no two orders of summation agree.
@@ -30,8 +33,17 @@ SHAPE = (2, 16, 16)
 COUNTS = (7, 1, 0, 12)
 
 
-def make_network(*, native, outputs=3):
-    network = Network(lambda: LeNet(SHAPE, outputs, (3, 4), (5,)), input_shape=SHAPE)
+# A chain, and residual networks with each kind of shortcut.
+MODULES = {
+    "lenet": lambda outputs: LeNet(SHAPE, outputs, (3, 4), (5,)),
+    "resnet": lambda outputs: ResNet(SHAPE, outputs, (1, 1), (16, 32), 4, "pad"),
+    "padded": lambda outputs: SmoothResidual(SHAPE, outputs),
+    "convolved": lambda outputs: SmoothResidual(SHAPE, outputs, width=18, shortcut="convolve"),
+}
+
+
+def make_network(*, native, outputs=3, module="lenet"):
+    network = Network(lambda: MODULES[module](outputs), input_shape=SHAPE)
     if native:
         network.go_native()
     return network
@@ -43,8 +55,8 @@ def rows(count, seed, shape=SHAPE, classes=3):
     return examples(x, torch.randint(0, classes, (count,), generator=generator))
 
 
-def train(backend, optimizer, schedule, stopping_rows=None, counts=COUNTS, **group):
-    network = make_network(native=backend == "native")
+def train(backend, optimizer, schedule, stopping_rows=None, counts=COUNTS, module="lenet", **group):
+    network = make_network(native=backend == "native", module=module)
     data = side_by_side([rows(count, seed) for seed, count in enumerate(counts)])
     start = trees.stack([network.init(seed) for seed in range(len(counts))])
     loss = ClassifierLoss(network)
@@ -62,6 +74,16 @@ def test_native_training_equals_sequential_training_for_ragged_and_empty_clients
     assert native.loss_S[2] == 0 and torch.equal(native.params["model"]["head.0.bias"][2], make_bias(2))
 
 
+@pytest.mark.parametrize("module", ["padded", "convolved"])
+@pytest.mark.parametrize("optimizer", [Sgd(0.05, momentum=0.9), Adam(1e-3, epsilon=1e-3)])
+def test_residual_networks_train_natively_as_sequentially(module, optimizer):
+    with record_fallbacks() as reasons:
+        native = train("native", optimizer, Schedule(5, epochs=2), module=module)
+    assert not reasons
+    sequential = train("sequential", optimizer, Schedule(5, epochs=2), module=module)
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, sequential)
+
+
 def make_bias(client):
     return make_network(native=False).init(client)["head.0.bias"]
 
@@ -74,10 +96,11 @@ def test_early_stopping_sees_the_same_epochs_and_keeps_the_same_copies():
     trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), *(s.params for s in stopped))
 
 
-def test_repetitions_and_company_change_no_bit():
-    everyone = train("native", Adam(1e-3, epsilon=1e-3), Schedule(5, epochs=2))
-    again = train("native", Adam(1e-3, epsilon=1e-3), Schedule(5, epochs=2))
-    alone = train("native", Adam(1e-3, epsilon=1e-3), Schedule(5, epochs=2), counts=COUNTS[:1])
+@pytest.mark.parametrize("module", MODULES)
+def test_repetitions_and_company_change_no_bit(module):
+    everyone = train("native", Adam(1e-3, epsilon=1e-3), Schedule(5, epochs=2), module=module)
+    again = train("native", Adam(1e-3, epsilon=1e-3), Schedule(5, epochs=2), module=module)
+    alone = train("native", Adam(1e-3, epsilon=1e-3), Schedule(5, epochs=2), counts=COUNTS[:1], module=module)
     assert all(map(torch.equal, trees.leaves(everyone), trees.leaves(again)))
     first = trees.tree_map(lambda leaf: leaf[:1], everyone)
     assert all(map(torch.equal, trees.leaves(first), trees.leaves(alone)))
@@ -102,8 +125,9 @@ def test_embedded_words_train_natively_as_sequentially():
 # Mixtures of two experts
 
 
-def train_mixture(backend, *, second_is_trained, optimizer):
-    expert, gate = make_network(native=backend == "native"), make_network(native=backend == "native", outputs=1)
+def train_mixture(backend, *, second_is_trained, optimizer, module="lenet"):
+    native = backend == "native"
+    expert, gate = make_network(native=native, module=module), make_network(native=native, outputs=1)
     parts = [rows(count, seed) for seed, count in enumerate(COUNTS)]
     predictions = [
         F.log_softmax(torch.randn(len(p.y), 3, generator=torch.Generator().manual_seed(9)), -1) for p in parts
@@ -127,6 +151,15 @@ def train_mixture(backend, *, second_is_trained, optimizer):
 def test_a_mixture_trains_natively_as_sequentially(second_is_trained, optimizer):
     native, sequential = (
         train_mixture(backend, second_is_trained=second_is_trained, optimizer=optimizer)
+        for backend in ("native", "sequential")
+    )
+    trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, sequential)
+
+
+@pytest.mark.parametrize("second_is_trained", [True, False])
+def test_a_mixture_of_residual_networks_trains_natively_as_sequentially(second_is_trained):
+    native, sequential = (
+        train_mixture(backend, second_is_trained=second_is_trained, optimizer=Sgd(0.05), module="padded")
         for backend in ("native", "sequential")
     )
     trees.tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4), native, sequential)
@@ -199,8 +232,9 @@ def test_so_is_one_that_a_frozen_expert_of_a_mixture_has_no_answer_for():
         fit(groups, Schedule(2), Streams(0, "test", 1, (0,)), "native")
 
 
-def test_native_features_are_the_input_of_the_output_layer():
-    native, plain = make_network(native=True), make_network(native=False)
+@pytest.mark.parametrize("module", MODULES)
+def test_native_features_are_the_input_of_the_output_layer(module):
+    native, plain = make_network(native=True, module=module), make_network(native=False, module=module)
     params, x = plain.init(0), rows(4, 0).x
     for one, other in zip(native.with_features(params, x), plain.with_features(params, x), strict=True):
         torch.testing.assert_close(one, other)

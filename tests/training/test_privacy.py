@@ -25,6 +25,7 @@ from fedmoe.training.flat import Layout
 from fedmoe.training.group import Group, Schedule
 from fedmoe.training.optimizers import Sgd
 from fedmoe.training.privacy import clipped_sums
+from smooth_residual import SmoothResidual
 
 BACKENDS = ("batched", "native", "sequential")
 FEATURES, CLASSES, RATE = 6, 3, 0.5
@@ -36,6 +37,7 @@ NETWORKS = {
             nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, CLASSES)
         ),
     ),
+    "residual": ((1, 8, 8), lambda: SmoothResidual((1, 8, 8), CLASSES, width=16, stride=1)),
 }
 
 

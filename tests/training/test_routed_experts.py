@@ -14,6 +14,7 @@ from fedmoe.training.fallbacks import record_fallbacks
 from fedmoe.training.local import LocalTrainer
 from fedmoe.training.routed_experts import EMBEDDING, RoutedLoss, train_routed
 from fedmoe.training.settings import LocalTraining
+from smooth_residual import SmoothResidual
 
 SHAPE, CLASSES, FEATURES, EXPERTS = (3, 16, 16), 7, 13, 5
 SETTINGS = LocalTraining(epochs=2, batch_size=5, learning_rate=0.05, optimizer="sgd", momentum=0.9)
@@ -26,8 +27,16 @@ def rows():
     return Examples(x, y, torch.tensor([12, 7]), {EMBEDDING: torch.randn(2, 12, FEATURES, generator=generator)})
 
 
-def trained(backend, ids=((4, 1, 2), (0, 3, 4)), hidden=9):
-    expert = Network(lambda: LeNet(SHAPE, CLASSES, (3, 5), (11,)), "expert", SHAPE)
+def lenet():
+    return LeNet(SHAPE, CLASSES, (3, 5), (11,))
+
+
+def residual():
+    return SmoothResidual(SHAPE, CLASSES)
+
+
+def trained(backend, ids=((4, 1, 2), (0, 3, 4)), hidden=9, make=lenet):
+    expert = Network(make, "expert", SHAPE)
     router = router_network(FEATURES, EXPERTS, hidden)
     if backend == "native":
         if expert.obstacle:
@@ -44,9 +53,9 @@ def trained(backend, ids=((4, 1, 2), (0, 3, 4)), hidden=9):
     return fitted
 
 
-@pytest.mark.parametrize("hidden", [1, 9, 64])
-def test_whole_native_epochs_are_the_steps_of_pytorch(hidden):
-    native, plain = (trained(backend, hidden=hidden) for backend in ("native", "sequential"))
+@pytest.mark.parametrize(("hidden", "make"), [(1, lenet), (9, lenet), (64, lenet), (9, residual)])
+def test_whole_native_epochs_are_the_steps_of_pytorch(hidden, make):
+    native, plain = (trained(backend, hidden=hidden, make=make) for backend in ("native", "sequential"))
     torch.testing.assert_close(native.loss_S, plain.loss_S, atol=1e-5, rtol=1e-5)
     for name, tensor in trees.to_named(plain.params).items():
         torch.testing.assert_close(trees.to_named(native.params)[name], tensor, atol=2e-5, rtol=1e-4)

@@ -15,6 +15,7 @@ from fedmoe.training.fit import fit
 from fedmoe.training.group import Group, Schedule
 from fedmoe.training.optimizers import Adam, Sgd
 from fedmoe.training.weighted_copies import WeightedCopiesLoss
+from smooth_residual import SmoothResidual
 
 SHAPE, CLASSES, COPIES, COUNTS = (2, 16, 16), 3, 2, (7, 1, 0, 12)
 CLIENTS = range(len(COUNTS))
@@ -30,8 +31,16 @@ def rows(count, seed):
 DATA = side_by_side([rows(count, seed) for seed, count in enumerate(COUNTS)])
 
 
-def make_network(backend):
-    network = Network(lambda: LeNet(SHAPE, CLASSES, (3, 4), (5,)), "expert", SHAPE)
+def lenet():
+    return LeNet(SHAPE, CLASSES, (3, 4), (5,))
+
+
+def residual():
+    return SmoothResidual(SHAPE, CLASSES)
+
+
+def make_network(backend, make=lenet):
+    network = Network(make, "expert", SHAPE)
     if backend == "native":
         network.go_native()
     return network
@@ -41,8 +50,8 @@ def start_of(network):
     return trees.stack([trees.stack([network.init(s, f"copy {m}") for m in range(COPIES)]) for s in CLIENTS])
 
 
-def train(backend, optimizer, schedule=Schedule(5, epochs=3), data=DATA):  # noqa: B008
-    network = make_network(backend)
+def train(backend, optimizer, schedule=Schedule(5, epochs=3), data=DATA, make=lenet):  # noqa: B008
+    network = make_network(backend, make)
     loss = WeightedCopiesLoss(network, "copies", "weight")
     groups = {"copies": Group(start_of(network), loss, data, optimizer)}
     return fit(groups, schedule, Streams(0, "test", 1, tuple(CLIENTS)), backend, {})
@@ -54,6 +63,11 @@ def test_backends_agree(backend, optimizer):
     got, expected = train(backend, optimizer), train("sequential", optimizer)
     torch.testing.assert_close(got.params, expected.params, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got.loss_S, expected.loss_S, rtol=1e-5, atol=1e-6)
+
+
+def test_copies_of_a_residual_network_train_natively_as_sequentially():
+    native, sequential = (train(backend, Sgd(0.05), make=residual) for backend in ("native", "sequential"))
+    torch.testing.assert_close(native.params, sequential.params, rtol=1e-4, atol=1e-5)
 
 
 def test_the_kernels_take_whole_epochs():

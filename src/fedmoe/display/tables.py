@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
@@ -168,7 +169,7 @@ def explanation_table(found: "Explanation") -> Table:
         total = found.rounds * found.seconds_per_round
         table.add_row(
             "rounds",
-            f"{found.rounds} of about {found.seconds_per_round:.2g} s (measured on one): {duration(total)}, without "
+            f"{found.rounds} of about {found.seconds_per_round:.2g} s (measured on a few): {duration(total)}, without "
             "validation, personalisation and scores",
         )
     for note in found.notes:
@@ -226,12 +227,16 @@ def grid_tables(points: "Sequence[GridPoint]", paper: "PaperPart | None" = None)
 
 def reproduction_table(rows: "Sequence[tuple[Reproduction, Cost, int, int]]") -> Table:
     """What can be reproduced, about how long it takes here, and what has been run."""
-    table = Table(caption="time: an estimate from one timed round, all cores busy; --quick needs seconds")
-    for name in ("paper", "figure", "what", "runs", "time here", "done"):
-        table.add_column(name, justify="right" if name in ("runs", "done") else "left", overflow="fold")
+    table = Table(
+        box=SIMPLE, caption="time: all of it, an order of magnitude from a few timed rounds; --quick needs seconds"
+    )
+    table.add_column("paper, figure", no_wrap=True)
+    table.add_column("what", overflow="fold")
+    for name in ("time here", "runs done"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one, cost, done, total in rows:
-        time = duration(cost.seconds) if cost.seconds is not None else f"not timed: {cost.why}"
-        table.add_row(one.paper, one.figure, escape(one.title), str(total), escape(time), f"{done} of {total}")
+        time = "not timed" if cost.seconds is None else duration(cost.seconds)
+        table.add_row(f"{one.paper} {one.figure}", escape(one.title), time, f"{done} of {total}")
     return table
 
 

@@ -9,6 +9,7 @@ of the private states that it starts from, so running it again changes nothing.
 """
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -236,6 +237,7 @@ def _serve(worker: Worker, channel: Channel, inherited: Sequence[Channel], paren
         other.close()  # else a sibling's copy would keep our channel open after the parent is gone
     torch.set_num_threads(1)
     keep_freed_memory()
+    gc.freeze()  # the collector need not look at what is shared with the parent: pages that it writes to are copied
     while True:
         try:
             frame = channel.receive()
@@ -246,6 +248,7 @@ def _serve(worker: Worker, channel: Channel, inherited: Sequence[Channel], paren
             channel.send(reply)
         except OSError:  # the engine has ended meanwhile, and said why
             return
+        del frame, reply  # or a large model stays in memory twice until the next reply is there
 
 
 def _leave_with(parent: int) -> None:

@@ -1,6 +1,7 @@
 """What a session sends: the work of a cohort as one frame, in which equal broadcasts are there once."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, overload
 
 from fedmoe import trees, wire
 from fedmoe.core_types import ClientId, Tree
@@ -13,6 +14,29 @@ Identity = tuple[tuple[str, int], ...]
 class Cohort(NamedTuple):
     clients: list[ClientId]
     broadcasts: list[Tree]
+
+
+class Frames(Sequence[Bytes]):
+    """The frames of several cohorts, each made when it is asked for.
+
+    A large model is then in memory once, and once for every worker at work, not once for every cohort.
+    """
+
+    def __init__(self, headers: list[dict[str, Any]], cohorts: Sequence[Cohort]) -> None:
+        self._headers, self._cohorts = headers, cohorts
+        self._encoded: dict[int, Parts] = {}
+
+    def __len__(self) -> int:
+        return len(self._headers)
+
+    @overload
+    def __getitem__(self, index: int) -> Bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Bytes]: ...
+    def __getitem__(self, index: int | slice) -> Bytes | Sequence[Bytes]:
+        if isinstance(index, slice):
+            return Frames(self._headers[index], self._cohorts[index])
+        return frame_of(self._headers[index], self._cohorts[index], self._encoded)
 
 
 def frame_of(header: dict[str, Any], cohort: Cohort, encoded: dict[int, Parts]) -> Bytes:

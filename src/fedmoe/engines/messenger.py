@@ -9,8 +9,7 @@ from fedmoe.algorithms.algorithm import Exchange
 from fedmoe.assembly import Parts
 from fedmoe.core_types import ClientId, Tensors, Tree
 from fedmoe.encoding import Bytes
-from fedmoe.encoding import Parts as EncodedParts
-from fedmoe.engines.frames import Cohort, frame_of, shared
+from fedmoe.engines.frames import Cohort, Frames, frame_of, shared
 from fedmoe.engines.manifest import Manifest
 from fedmoe.engines.protocol import Phase, Transport, exchanges_of
 from fedmoe.engines.replies import (
@@ -228,16 +227,15 @@ class Messenger:
         self, header: Mapping[str, Any], cohorts: Sequence[Cohort], version_of: VersionOf
     ) -> Iterator[tuple[Cohort, Bytes]]:
         """Each cohort with the first reply of its worker, as replies arrive: one that arrives twice counts once."""
-        encoded: dict[int, EncodedParts] = {}
-        frames = []
+        headers = []
         for cohort in cohorts:
             told: dict[str, Any] = {"state_versions": list(map(version_of, cohort.clients))}
             known = [client for client in cohort.clients if client in self._superseded]
             if known:
                 told["superseded"] = [[client, *self._superseded.pop(client)] for client in known]
-            frames.append(frame_of({**header, **told}, cohort, encoded))
-        waiting = set(range(len(frames)))
-        for index, frame in self.transport.run(frames):
+            headers.append({**header, **told})
+        waiting = set(range(len(cohorts)))
+        for index, frame in self.transport.run(Frames(headers, cohorts)):
             if index not in waiting:
                 continue
             waiting.remove(index)

@@ -72,11 +72,13 @@ class RayPool:
         self._worker = Worker(parts, store, run_id)  # of this process: it makes the store, and reads models from it
         self._actors: list[Any] = []
         self._keeper: Any = None
+        self._given: Any = None  # in the cluster's object store, once for all actors
         self._started_ray = False
 
     def __enter__(self) -> "RayPool":
         try:
             self._connect()
+            self._given = self.ray.put(self._parts.given)
             self._actors = [self._new_actor() for _ in range(self._num_actors())]
             for obstacle in self._within(STARTING_SECONDS, [actor.obstacle.remote() for actor in self._actors]):
                 if obstacle:
@@ -90,7 +92,7 @@ class RayPool:
         for actor in [*self._actors, *([self._keeper] if self._keeper else [])]:
             with suppress(Exception):  # it is gone
                 self.ray.kill(actor)
-        self._actors, self._keeper = [], None
+        self._actors, self._keeper, self._given = [], None, None
         self._worker.close()
         if self._started_ray:
             self.ray.shutdown()
@@ -159,7 +161,7 @@ class RayPool:
             self._keeper = keeper.remote(self._store.absolute(), self._run_id)
         actor = self.ray.remote(WorkerActor).options(**options)
         table = self._parts.config.model_dump(mode="json")
-        return actor.remote(table, self._parts.given, self._store.absolute(), self._run_id, home, self._keeper)
+        return actor.remote(table, self._given, self._store.absolute(), self._run_id, home, self._keeper)
 
     def _replace(self, place: int) -> None:
         with suppress(Exception):

@@ -338,6 +338,8 @@ class Worker:
 
 def _together(received: Sequence[Tree]) -> Tree:
     """The broadcasts of a cohort, stacked. The session sends together what is of one form; another server may not."""
+    if len(received) == 1:  # no copy: a large model is in memory often enough
+        return trees.tree_map(lambda leaf: leaf[None], received[0])
     try:
         return trees.stack(received)
     except (RuntimeError, KeyError, ValueError) as error:

@@ -18,14 +18,18 @@ from fedmoe.models.network import Network
 
 def expert_outputs(network: Network, experts_H: Tensors, x: Tensor, *, training: bool = False) -> tuple[Tensor, Tensor]:
     """Scores (H, B, C) and features (H, B, F) of the client's experts, from one forward of each."""
+    if not network.can_be_mapped:
+        return outputs_one_by_one(network, experts_H, x, training=training)
     outputs: tuple[Tensor, Tensor] = vmap(lambda one: network.with_features(one, x, training=training))(experts_H)
     return outputs
 
 
-def outputs_one_by_one(network: Network, experts_H: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for predictions, expert after expert: a batch of networks with convolutions cannot be exported."""
+def outputs_one_by_one(
+    network: Network, experts_H: Tensors, x: Tensor, *, training: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The same, expert after expert; also for predictions: a batch of networks with convolutions cannot be exported."""
     count = len(next(iter(experts_H.values())))
-    each = [network.with_features(one, x) for one in trees.unstack(experts_H, count)]
+    each = [network.with_features(one, x, training=training) for one in trees.unstack(experts_H, count)]
     scores, features = zip(*each, strict=True)
     return torch.stack(scores), torch.stack(features)
 

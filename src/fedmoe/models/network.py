@@ -72,6 +72,8 @@ class Network:
         require_initialised(self._module, name)
         self._with_statistics = layers_with_statistics(self._module, name)
         self._start = trained_parameters(self._module)
+        if not isinstance(source, nn.Module):  # its values are never asked for: no copy of a large model
+            self._start = {name: self._module.get_parameter(name).detach() for name in self._start}
         self.frozen: Tensors = frozen_parameters(self._module)
         self._refuse_nothing_to_train()
         self._places = parameter_places(self._module)
@@ -283,6 +285,15 @@ class Network:
             list(m.parameters(recurse=False)) for m in self._module.modules() if not isinstance(m, BATCHING_PAYS)
         )
         return not bare and all(isinstance(layer, BATCHING_PAYS) for layer in layers)
+
+    @cached_property
+    def _is_recurrent(self) -> bool:
+        return any(isinstance(layer, nn.RNNBase) for layer in self._module.modules())
+
+    @property
+    def can_be_mapped(self) -> bool:
+        """Whether ``vmap`` knows what to do with it: PyTorch has no such rule for recurrent layers, the kernels do."""
+        return self.native is not None or not self._is_recurrent
 
     def check_output(self, x: Tensor, num_outputs: int) -> None:
         """Refuse a module that does not return (B, num_outputs) for a batch of this client's inputs."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmoe.models.static_shapes import shapes_are_static
+from fedmoe.native.recurrent import FINAL_STATES, Recurrence
 
 
 class TextLSTM(nn.Module):
@@ -36,6 +37,9 @@ class TextLSTM(nn.Module):
         self.head = nn.Linear(hidden * (2 if bidirectional else 1), num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not len(x):
+            none: Tensor = self.head(self.head.weight.new_zeros(0, self.head.in_features))
+            return none  # an LSTM refuses a batch of none
         lengths_B = (x != 0).sum(1).clamp_min(1)  # an empty text is read as one padding token
         ids_BL = real_first(x.long())
         if not shapes_are_static():  # what is padding for all need not be read
@@ -45,6 +49,13 @@ class TextLSTM(nn.Module):
             states.append(self._last_states(self.backwards, turned_round(ids_BL, lengths_B), lengths_B))
         scores: Tensor = self.head(torch.cat(states, dim=1))
         return scores
+
+    def kernel_recurrence(self) -> Recurrence | None:
+        """What `forward` computes, for the native kernels; None for a subclass with another one."""
+        if type(self).forward is not TextLSTM.forward:
+            return None
+        lstms = (self.forwards,) if self.backwards is None else (self.forwards, self.backwards)
+        return Recurrence(self.embedding, lstms, FINAL_STATES, ragged=True, head=self.head)
 
     def _last_states(self, lstm: nn.Module, ids_BL: Tensor, lengths_B: Tensor) -> Tensor:
         states_BLH: Tensor = lstm(self.embedding(ids_BL))[0]

@@ -1,16 +1,18 @@
-// A chain of layers on one batch of one client: forward and backward.
+// A network on one batch of one client: its layers one after another, forward and backward.
 //
 // Inputs of images are (height, width, channels); parameters and their gradients are in PyTorch's layout.
 #pragma once
 #include <algorithm>
-#include <cmath>
 #include "conv.h"
 #include "dense.h"
 #include "layer.h"
+#include "lstm.h"
+#include "norm.h"
+#include "simple_layers.h"
 
 namespace fedmoe {
 
-// The outputs of all layers for one batch, and where maxima were: what the backward pass needs.
+// The outputs of all layers for one batch, and what else the backward pass needs: where maxima were, means and spreads.
 struct Tape {
   float* memory;
   int64_t batch;
@@ -21,19 +23,88 @@ struct Tape {
     return total;
   }
   static int64_t of_layer(const Layer& a, int64_t batch) {
-    if (!a.remembers_places()) return batch * a.out_stride();
-    return batch * a.out_stride() + round_up(batch * a.out_size(), 4) / 4 + 4;  // and a vector of bytes more
+    int64_t notes = 0;
+    if (a.remembers_places()) notes = (batch * a.out_size() + 3) / 4 + 4;  // and a vector of bytes more
+    if (a.kind == GROUP_NORM) notes = 2 * batch * a.groups;
+    if (a.kind == LSTM) notes = Recurrent(a).tape_size(batch);
+    return batch * a.out_stride() + round_up(notes, 16);
   }
   float* output(const Layer* layers, int64_t l) const { return memory + size(layers, l, batch); }
-  uint8_t* places(const Layer* layers, int64_t l) const {
-    return (uint8_t*)(output(layers, l) + batch * layers[l].out_stride());
-  }
+  float* notes(const Layer* layers, int64_t l) const { return output(layers, l) + batch * layers[l].out_stride(); }
 };
 
 // What else is known of the gradient by the features, the input of the last layer: `share` times d (batch, their stride).
 struct FeatureGradient {
   const float* d = nullptr;
   float share = 0;
+};
+
+// Where a layer's gradient by its input goes: null for nowhere; `add` where another reader of that input came before.
+struct Sink {
+  float* to;
+  int64_t stride;
+  bool add;
+};
+
+// The gradients by the outputs of layers, on the way back: each is there from its last reader to the layer itself.
+class Gradients {
+ public:
+  Gradients(const Layer* layers, int64_t count, int64_t batch, int64_t lowest, float* dy, float* dx, Scratch& scratch)
+      : layers(layers), batch(batch), lowest(lowest), given(dy), dx(dx), scratch(scratch), of(count) {
+    for (int64_t l = 0; l < count; l++) widest = std::max(widest, layers[l].out_stride());
+    of[count - 1] = dy;
+  }
+  float* of_layer(int64_t l) const { return of[l]; }
+
+  float* take() {
+    if (!free.empty()) {
+      float* buffer = free.back();
+      free.pop_back();
+      return buffer;
+    }
+    return scratch.gradients(made++, batch * widest);
+  }
+  void release(float* buffer) {
+    if (buffer != given) free.push_back(buffer);
+  }
+
+  Sink sink(int64_t source) {
+    if (source == INPUT) {
+      Sink to{dx, layers[0].in_size(), dx_begun};
+      dx_begun = true;
+      return to;
+    }
+    if (source < lowest) return {nullptr, 0, false};
+    bool add = of[source];
+    if (!add) of[source] = take();
+    return {of[source], layers[source].out_stride(), add};
+  }
+
+  // The gradient `d` of layer l is also that of `source`; true where its buffer now belongs to `source`, if that may be.
+  bool pass_on(int64_t l, float* d, int64_t source, bool may_keep) {
+    if (may_keep && source >= lowest && source != INPUT && !of[source]) {
+      of[source] = d;
+      return true;
+    }
+    Sink to = sink(source);
+    for (int64_t b = 0; to.to && b < batch; b++)
+      move(d + b * layers[l].out_stride(), layers[l].out_size(), to.to + b * to.stride, to.add);
+    return false;
+  }
+
+  static void move(const float* from, int64_t n, float* to, bool add) {
+    if (!add) memcpy(to, from, n * sizeof(float));
+    else for (int64_t i = 0; i < n; i++) to[i] += from[i];
+  }
+
+ private:
+  const Layer* layers;
+  int64_t batch, lowest, widest = 0;
+  float *given, *dx;
+  bool dx_begun = false;
+  int made = 0;
+  Scratch& scratch;
+  std::vector<float*> of, free;
 };
 
 struct Chain {
@@ -43,12 +114,15 @@ struct Chain {
   bool factored = false;  // gradients of dense weights as factors: see dense_backward
 
   void forward(const float* const* params, const float* const* x, const Tape& tape) const {
-    std::vector<const float*> in(x, x + tape.batch);
+    std::vector<const float*> in(tape.batch), added(tape.batch);
     for (int64_t l = 0; l < count; l++) {
-      const Layer& a = layers[l];
-      float* y = tape.output(layers, l);
-      forward_layer(a, params, tape.batch, in.data(), y, tape.places(layers, l));
-      for (int64_t b = 0; b < tape.batch; b++) in[b] = y + b * a.out_stride();
+      outputs_of(layers[l].source, x, tape, in.data());
+      bool with_norm = l + 1 < count && is_normed(l);
+      int64_t second = layers[l + with_norm].second;
+      if (second != NONE) outputs_of(second, x, tape, added.data());
+      if (layers[l].kind == CONV) conv_layer(l, with_norm, params, in.data(), added.data(), tape);
+      else forward_layer(layers[l], params, tape.batch, in.data(), added.data(), tape.output(layers, l), tape.notes(layers, l));
+      l += with_norm;
     }
   }
 
@@ -56,131 +130,153 @@ struct Chain {
   // `lowest`, which is 0 where dx is asked for, are left out: none of their parameters is trained.
   void backward(const float* const* params, float* const* grads, const float* const* x, const Tape& tape, float* dy,
                 float* dx, int64_t lowest = 0, const FeatureGradient& more = {}) const {
-    int64_t widest = 0;
-    for (int64_t l = 0; l < count; l++) widest = std::max(widest, layers[l].out_stride());
-    float* buffers[2] = {scratch->floats(8, tape.batch * widest), scratch->floats(9, tape.batch * widest)};
+    Gradients d(layers, count, tape.batch, lowest, dy, dx, *scratch);
     std::vector<const float*> in(tape.batch);
     for (int64_t l = count - 1; l >= lowest; l--) {
-      bool first = l == 0;
-      for (int64_t b = 0; b < tape.batch; b++)
-        in[b] = first ? x[b] : tape.output(layers, l - 1) + b * layers[l - 1].out_stride();
-      float* down = first ? dx : l == lowest ? nullptr : buffers[l % 2];
-      int64_t down_stride = first ? layers[0].in_size() : layers[l - 1].out_stride();
-      backward_layer(layers[l], params, grads, tape.batch, in.data(), tape.output(layers, l), tape.places(layers, l), dy,
-                     down, down_stride);
-      dy = down;
-      for (int64_t b = 0; down && more.d && l == count - 1 && b < tape.batch; b++)
-        for (int64_t i = 0; i < layers[l].c; i++) dy[b * down_stride + i] += more.share * more.d[b * down_stride + i];
+      const Layer& a = layers[l];
+      float* up = d.of_layer(l);
+      outputs_of(a.source, x, tape, in.data());
+      if (a.kind == ADD) {
+        if (a.relu) cut_by_relu(tape.batch * a.out_stride(), tape.output(layers, l), up);
+        bool kept = d.pass_on(l, up, a.source, true);
+        kept |= d.pass_on(l, up, a.second, !kept);
+        if (!kept) d.release(up);
+        continue;
+      }
+      bool with_conv = l > lowest && is_normed(l - 1) && !d.of_layer(l - 1);  // else somebody else reads it too
+      if (with_conv) {
+        normed_conv_backward(l, params, grads, x, tape, in.data(), up, d.sink(layers[l - 1].source));
+      } else {
+        Sink down = d.sink(a.source);
+        bool aside = down.to && down.add && a.kind != GROUP_NORM && a.kind != CONV;
+        float* to = aside ? d.take() : down.to;
+        backward_layer(a, params, grads, tape.batch, in.data(), tape.output(layers, l), tape.notes(layers, l), up,
+                       {to, down.stride, down.add});
+        for (int64_t b = 0; aside && b < tape.batch; b++)
+          Gradients::move(to + b * down.stride, a.in_size(), down.to + b * down.stride, true);
+        if (aside) d.release(to);
+        if (more.d && l == count - 1 && down.to) add_feature_gradient(more, tape.batch, down);
+      }
+      if (a.second == NONE || !d.pass_on(l, up, a.second, true)) d.release(up);
+      l -= with_conv;
     }
   }
 
-  void forward_layer(const Layer& a, const float* const* params, int64_t batch, const float* const* x, float* y,
-                     uint8_t* places) const;
+ private:
+  void outputs_of(int64_t source, const float* const* x, const Tape& tape, const float** out) const {
+    const float* y = source == INPUT ? nullptr : tape.output(layers, source);
+    for (int64_t b = 0; b < tape.batch; b++) out[b] = y ? y + b * layers[source].out_stride() : x[b];
+  }
+  void add_feature_gradient(const FeatureGradient& more, int64_t batch, const Sink& down) const {
+    for (int64_t b = 0; b < batch; b++)
+      for (int64_t i = 0; i < layers[count - 1].c; i++)
+        down.to[b * down.stride + i] += more.share * more.d[b * down.stride + i];
+  }
+  // Whether a convolution is followed by its norm: both then run on a few examples at a time, which stay in the cache.
+  bool is_normed(int64_t l) const {
+    const Layer &a = layers[l], &next = layers[l + 1];
+    return a.is_dense_conv() && !a.relu && next.kind == GROUP_NORM && next.source == l && next.second != l;
+  }
+
+  void conv_layer(int64_t l, bool with_norm, const float* const* params, const float* const* x, const float* const* added,
+                  const Tape& tape) const;
+  void normed_conv_backward(int64_t l, const float* const* params, float* const* grads, const float* const* x,
+                            const Tape& tape, const float* const* conv_outputs, float* dy, const Sink& down) const;
+  void forward_layer(const Layer& a, const float* const* params, int64_t batch, const float* const* x,
+                     const float* const* added, float* y, float* notes) const;
   void backward_layer(const Layer& a, const float* const* params, float* const* grads, int64_t batch,
-                      const float* const* x, const float* y, const uint8_t* places, float* dy, float* dx,
-                      int64_t dx_stride) const;
+                      const float* const* x, const float* y, const float* notes, float* dy, const Sink& down) const;
 };
 
 static const float* param(const float* const* params, int64_t index) { return index < 0 ? nullptr : params[index]; }
 static float* param(float* const* params, int64_t index) { return index < 0 ? nullptr : params[index]; }
 
-static void max_pool(const Layer& a, const float* x, float* y, uint8_t* places) {
-  for (int64_t i = 0; i < a.oh; i++)
-    for (int64_t j = 0; j < a.ow; j++)
-      for (int64_t c = 0; c < a.c; c++) {
-        const float* window = x + (i * a.sh * a.w + j * a.sw) * a.c + c;
-        float best = window[0];
-        int64_t at = 0;
-        for (int64_t u = 1; u < a.kh * a.kw; u++) {
-          float v = window[((u / a.kw) * a.w + u % a.kw) * a.c];
-          if (v > best || v != v) { best = v; at = u; }
-        }
-        y[(i * a.ow + j) * a.c + c] = best;
-        places[(i * a.ow + j) * a.c + c] = (uint8_t)at;
-      }
+static void embedding_mean(const Layer& a, const float* weight, const float* words, float* y) {  // row numbers as floats
+  memset(y, 0, a.oc * sizeof(float));
+  for (int64_t t = 0; t < a.c; t++)
+    for (int64_t i = 0; i < a.oc; i++) y[i] += weight[(int64_t)words[t] * a.oc + i];
+  for (int64_t i = 0; i < a.oc; i++) y[i] /= a.c;
 }
 
-static void average_pool(const Layer& a, const float* x, float* y) {
-  float share = 1.f / (a.kh * a.kw);
-  for (int64_t i = 0; i < a.oh; i++)
-    for (int64_t j = 0; j < a.ow; j++)
-      for (int64_t c = 0; c < a.c; c++) {
-        float total = 0;
-        for (int64_t u = 0; u < a.kh * a.kw; u++)
-          total += x[((i * a.sh + u / a.kw) * a.w + j * a.sw + u % a.kw) * a.c + c];
-        y[(i * a.ow + j) * a.c + c] = total * share;
-      }
+inline void Chain::conv_layer(int64_t l, bool with_norm, const float* const* params, const float* const* x,
+                              const float* const* added, const Tape& tape) const {
+  const Layer &a = layers[l], &norm = layers[l + with_norm];
+  float *y = tape.output(layers, l), *normed = tape.output(layers, l + with_norm);
+  float* statistics = tape.notes(layers, l + with_norm);
+  conv_forward(a, param(params, a.weight), param(params, a.bias), tape.batch, x, y, a.out_stride(),
+               (uint8_t*)tape.notes(layers, l), *scratch, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; with_norm && b < end; b++)
+      norm_forward(norm, param(params, norm.weight), param(params, norm.bias), y + b * a.out_stride(),
+                   norm.second == NONE ? nullptr : added[b], normed + b * norm.out_stride(),
+                   statistics + 2 * b * norm.groups, *scratch);
+  });
 }
 
-// dx += what each pooled pixel got, at its maximum or spread over its window.
-static void pool_backward(const Layer& a, const uint8_t* places, const float* dy, float* dx) {
-  memset(dx, 0, a.in_size() * sizeof(float));
-  float share = 1.f / (a.kh * a.kw);
-  for (int64_t i = 0; i < a.oh; i++)
-    for (int64_t j = 0; j < a.ow; j++)
-      for (int64_t c = 0; c < a.c; c++) {
-        int64_t pixel = (i * a.ow + j) * a.c + c;
-        float* window = dx + (i * a.sh * a.w + j * a.sw) * a.c + c;
-        for (int64_t u = 0; u < a.kh * a.kw; u++) {
-          float part = a.kind == AVERAGE_POOL ? dy[pixel] * share : u == places[pixel] ? dy[pixel] : 0.f;
-          window[((u / a.kw) * a.w + u % a.kw) * a.c] += part;
-        }
-      }
+inline void Chain::normed_conv_backward(int64_t l, const float* const* params, float* const* grads, const float* const* x,
+                                        const Tape& tape, const float* const* conv_outputs, float* dy,
+                                        const Sink& down) const {
+  const Layer &norm = layers[l], &a = layers[l - 1];
+  NormBackward back(norm, param(params, norm.weight), conv_outputs, tape.output(layers, l), tape.notes(layers, l), dy,
+                    *scratch);
+  int64_t stride = a.out_stride();
+  float* between = scratch->floats(6, examples_at_once(a) * stride);
+  std::vector<const float*> in(tape.batch);
+  outputs_of(a.source, x, tape, in.data());
+  auto gradient_of = [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; b++) back.example(b, between + (b - begin) * stride, false);
+    return between;
+  };
+  conv_backward(a, param(params, a.weight), tape.batch, in.data(), gradient_of, stride, nullptr, param(grads, a.weight),
+                param(grads, a.bias), down.to, down.stride, down.add, *scratch);
+  back.finish(param(grads, norm.weight), param(grads, norm.bias));
 }
 
-static float elementwise(int64_t kind, float x) {
-  if (kind == SIGMOID) return 1.f / (1.f + std::exp(-x));
-  if (kind == TANH) return std::tanh(x);
-  return x <= 0 ? 0.f : x;
-}
-static float elementwise_slope(int64_t kind, float y) {  // of the output
-  if (kind == SIGMOID) return y * (1.f - y);
-  if (kind == TANH) return 1.f - y * y;
-  return y <= 0 ? 0.f : 1.f;
-}
-
-void Chain::forward_layer(const Layer& a, const float* const* params, int64_t batch, const float* const* x, float* y,
-                          uint8_t* places) const {
+inline void Chain::forward_layer(const Layer& a, const float* const* params, int64_t batch, const float* const* x,
+                                 const float* const* added, float* y, float* notes) const {
   const float *weight = param(params, a.weight), *bias = param(params, a.bias);
-  if (a.kind == CONV) return conv_forward(a, weight, bias, batch, x, y, a.out_stride(), places, *scratch);
+  if (a.kind == LSTM) return lstm_forward(a, params, batch, x, y, notes, *scratch);
   if (a.kind == DENSE) dense_forward(weight, bias, a.c, a.oc, batch, x, y, a.out_stride());
   for (int64_t b = 0; b < batch; b++) {
     float* out = y + b * a.out_stride();
-    if (a.kind == DENSE) {
-      if (a.relu) for (int64_t i = 0; i < a.oc; i++) out[i] = out[i] <= 0 ? 0.f : out[i];
-    } else if (a.kind == MAX_POOL) {
-      max_pool(a, x[b], out, places + b * a.out_size());
-    } else if (a.kind == AVERAGE_POOL) {
-      average_pool(a, x[b], out);
-    } else if (a.kind == TO_CHANNELS_FIRST) {
-      for (int64_t p = 0; p < a.h * a.w; p++)
-        for (int64_t c = 0; c < a.c; c++) out[c * a.h * a.w + p] = x[b][p * a.c + c];
-    } else if (a.kind == EMBEDDING_MEAN) {  // x holds c row numbers as floats
-      memset(out, 0, a.oc * sizeof(float));
-      for (int64_t t = 0; t < a.c; t++)
-        for (int64_t i = 0; i < a.oc; i++) out[i] += weight[(int64_t)x[b][t] * a.oc + i];
-      for (int64_t i = 0; i < a.oc; i++) out[i] /= a.c;
-    } else {
-      for (int64_t i = 0; i < a.out_size(); i++) out[i] = elementwise(a.kind, x[b][i]);
+    switch (a.kind) {
+      case DENSE:
+        if (a.relu) for (int64_t i = 0; i < a.oc; i++) out[i] = out[i] <= 0 ? 0.f : out[i];
+        break;
+      case MAX_POOL: max_pool(a, x[b], out, (uint8_t*)notes + b * a.out_size()); break;
+      case AVERAGE_POOL: average_pool(a, x[b], out); break;
+      case TO_CHANNELS_FIRST: to_channels_first(a, x[b], out); break;
+      case EMBEDDING_MEAN: embedding_mean(a, weight, x[b], out); break;
+      case GROUP_NORM:
+        norm_forward(a, weight, bias, x[b], a.second == NONE ? nullptr : added[b], out, notes + 2 * b * a.groups, *scratch);
+        break;
+      case ADD: add(a, x[b], added[b], out); break;
+      case SUBSAMPLE: subsample(a, x[b], out); break;
+      default:
+        for (int64_t i = 0; i < a.out_size(); i++) out[i] = elementwise(a.kind, x[b][i]);
     }
   }
 }
 
-void Chain::backward_layer(const Layer& a, const float* const* params, float* const* grads, int64_t batch,
-                           const float* const* x, const float* y, const uint8_t* places, float* dy, float* dx,
-                           int64_t dx_stride) const {
+inline void Chain::backward_layer(const Layer& a, const float* const* params, float* const* grads, int64_t batch,
+                                  const float* const* x, const float* y, const float* notes, float* dy,
+                                  const Sink& down) const {
   const float* weight = param(params, a.weight);
   float *d_weight = param(grads, a.weight), *d_bias = param(grads, a.bias);
   int64_t stride = a.out_stride();
+  if (a.relu && (a.kind == DENSE || a.is_dense_conv())) cut_by_relu(batch * stride, y, dy);
   if (a.kind == CONV)
-    return conv_backward(a, weight, batch, x, dy, stride, places, d_weight, d_bias, dx, dx_stride, *scratch);
+    return conv_backward(a, weight, batch, x, [&](int64_t begin, int64_t) { return dy + begin * stride; }, stride,
+                         (const uint8_t*)notes, d_weight, d_bias, down.to, down.stride, down.add, *scratch);
+  if (a.kind == LSTM) return lstm_backward(a, params, grads, batch, x, notes, dy, down.to, down.stride, *scratch);
   if (a.kind == DENSE) {
-    if (a.relu)
-      for (int64_t b = 0; b < batch; b++)
-        for (int64_t i = 0; i < a.oc; i++) dy[b * stride + i] = y[b * stride + i] <= 0 ? 0.f : dy[b * stride + i];
     int64_t rows = std::max(a.oc, batch);
-    return dense_backward(weight, a.c, a.oc, batch, x, dy, stride, d_weight, d_bias, dx, dx_stride, scratch->rows(rows),
-                          scratch->results(rows), factored);
+    return dense_backward(weight, a.c, a.oc, batch, x, dy, stride, d_weight, d_bias, down.to, down.stride,
+                          scratch->rows(rows), scratch->results(rows), factored);
+  }
+  if (a.kind == GROUP_NORM) {
+    NormBackward norm(a, weight, x, y, notes, dy, *scratch);
+    for (int64_t b = 0; b < batch; b++) norm.example(b, down.to ? down.to + b * down.stride : nullptr, down.add);
+    return norm.finish(d_weight, d_bias);
   }
   if (a.kind == EMBEDDING_MEAN) {  // its input are words: they have no gradient
     for (int64_t b = 0; b < batch; b++)
@@ -188,24 +284,20 @@ void Chain::backward_layer(const Layer& a, const float* const* params, float* co
         for (int64_t i = 0; i < a.oc; i++) d_weight[(int64_t)x[b][t] * a.oc + i] += dy[b * stride + i] / a.c;
     return;
   }
-  for (int64_t b = 0; b < batch && dx; b++) {
-    float *up = dy + b * stride, *down = dx + b * dx_stride;
-    if (a.kind == MAX_POOL || a.kind == AVERAGE_POOL) {
-      pool_backward(a, places + b * a.out_size(), up, down);
-    } else if (a.kind == TO_CHANNELS_FIRST) {
-      for (int64_t p = 0; p < a.h * a.w; p++)
-        for (int64_t c = 0; c < a.c; c++) down[p * a.c + c] = up[c * a.h * a.w + p];
-    } else if (a.kind == RELU) {
-      for (int64_t i = 0; i < a.out_size(); i++) down[i] = y[b * stride + i] <= 0 ? 0.f : up[i];
-    } else {
-      for (int64_t i = 0; i < a.out_size(); i++) down[i] = up[i] * elementwise_slope(a.kind, y[b * stride + i]);
+  for (int64_t b = 0; b < batch && down.to; b++) {
+    float *up = dy + b * stride, *dx = down.to + b * down.stride;
+    switch (a.kind) {
+      case MAX_POOL: case AVERAGE_POOL: pool_backward(a, (const uint8_t*)notes + b * a.out_size(), up, dx); break;
+      case TO_CHANNELS_FIRST: from_channels_first(a, up, dx); break;
+      case SUBSAMPLE: subsample_backward(a, up, dx); break;
+      default: elementwise_backward(a, y + b * stride, up, dx);
     }
   }
 }
 
 static void clear_embeddings(const Chain& chain, float* const* grads, const int64_t* sizes) {
   for (int64_t l = 0; l < chain.count; l++)
-    if (chain.layers[l].kind == EMBEDDING_MEAN)
+    if (chain.layers[l].reads_words())
       memset(grads[chain.layers[l].weight], 0, sizes[chain.layers[l].weight] * sizeof(float));
 }
 

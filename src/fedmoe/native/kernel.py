@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedmoe.errors import DataError, MessageError
 from fedmoe.native.build import library
-from fedmoe.native.program import CONV, EMBEDDING_MEAN, Program
+from fedmoe.native.program import CONV, INPUT, Program
 
 Pointers = NDArray[np.int64]
 
@@ -88,7 +88,7 @@ class Kernel:
     def first_layer_of(self, names: Collection[str]) -> int:
         """The first layer with one of these parameters: where the backward pass ends if they alone are trained."""
         wanted = {j for j, name in enumerate(self.program.params) if name in names}
-        of_layer = [{layer.weight, layer.bias} & wanted for layer in self.program.layers]
+        of_layer = [layer.params & wanted for layer in self.program.layers]
         return next((at for at, found in enumerate(of_layer) if found), len(of_layer))
 
     def __call__(self, params: Sequence[Tensor], x: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Kernel:
             raise DataError(f"examples of shape {shape} are expected, but these end in {tuple(x.shape)}.")
         if x.device.type != "cpu":
             raise DataError(f"the native kernels read examples on the CPU, but these are on {x.device.type}.")
-        if self.program.layers[0].kind != EMBEDDING_MEAN:
+        if not self.program.layers[0].reads_words:
             return
         if x.dtype.is_floating_point or x.dtype.is_complex:
             raise DataError(f"words are numbers of rows of the embedding, but these are {x.dtype}. Give integers.")
@@ -115,7 +115,8 @@ class Kernel:
     @property
     def pads_images(self) -> bool:
         """Whether it reads images channels last or past their end; any other kernel reads those images as well."""
-        return self.program.layers[0].kind == CONV or self.program.channels_last
+        of_input = (layer.kind for layer in self.program.layers if layer.source == INPUT)
+        return CONV in of_input or self.program.channels_last
 
     def images(self, x: Tensor) -> Tensor:
         """x as the kernels read it: channels last, with some room behind. A vector stays as it is."""

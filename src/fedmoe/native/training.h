@@ -3,71 +3,11 @@
 #include "chain.h"
 #include "fedmix_objective.h"
 #include "losses.h"
+#include "moved_ranges.h"
+#include "optimizer.h"
 #include "routed_objective.h"
 
 namespace fedmoe {
-
-struct Optimizer {
-  double rate, momentum, beta1, beta2, epsilon, weight_decay;
-  int64_t adam, decoupled;  // decoupled: weights decay by themselves (AdamW), else as a part of the gradient
-  double proximal;          // strength of the pull towards a client's anchor
-  double max_norm;          // of a client's whole gradient; 0 for no limit
-  const int64_t* ranges;  // begin and end of each stretch of the flat vector that is trained; the rest stays
-  int64_t num_ranges;
-};
-
-static void decay(const Optimizer& o, float* p, float* g, int64_t n, double at_rate) {
-  float share = o.decoupled ? at_rate * o.weight_decay : o.weight_decay;
-  if (o.decoupled) for (int64_t i = 0; i < n; i++) p[i] -= share * p[i];
-  else for (int64_t i = 0; i < n; i++) g[i] += share * p[i];
-}
-
-static void descend(const Optimizer& o, float* p, float* g, float* mean, float* square, int64_t n, int64_t step,
-                    double at_rate) {
-  if (o.weight_decay) decay(o, p, g, n, at_rate);
-  if (o.adam) {
-    float b1 = o.beta1, b2 = o.beta2, c1 = 1 - o.beta1, c2 = 1 - o.beta2, epsilon = o.epsilon;
-    float rate = at_rate / (1 - std::pow(o.beta1, step)), correction = std::sqrt(1 - std::pow(o.beta2, step));
-    for (int64_t i = 0; i < n; i++) {
-      mean[i] = b1 * mean[i] + c1 * g[i];
-      square[i] = b2 * square[i] + c2 * g[i] * g[i];
-      p[i] -= rate * mean[i] / (std::sqrt(square[i]) / correction + epsilon);
-    }
-  } else {
-    float rate = at_rate, momentum = o.momentum;
-    if (!momentum) for (int64_t i = 0; i < n; i++) p[i] -= rate * g[i];
-    else for (int64_t i = 0; i < n; i++) p[i] -= rate * (mean[i] = momentum * mean[i] + g[i]);
-  }
-}
-
-// One network among those that a client trains together: its parameters start at `offsets` of the flat vector. Where an
-// offset is negative, the parameter is frozen: a constant, the same for all clients, without a gradient.
-struct Net {
-  const Layer* layers;
-  int64_t count;
-  const int64_t* offsets;
-  const int64_t* sizes;
-  int64_t num_params;
-  const float* const* constants;
-  int64_t lowest;  // the first layer with a parameter that is trained: where the backward pass ends
-};
-
-// One client's part in a call. `flat` (P) and the optimizer's state are changed in place; `order` holds the row numbers of
-// all batches, `ends` where each batch ends in it.
-struct Client {
-  const float* x;
-  const int64_t* y;
-  const float* second;        // the frozen second expert's log-probability at each row's label; else null
-  const float* logit_offset;  // (classes), added to the first network's scores; or null
-  const float* class_weight;  // (classes): the loss of an example is multiplied by that of its label; or null
-  float *flat, *mean, *square;
-  const float* anchor;           // (P): the gradient of proximal / 2 |flat - anchor|^2 is added; or null
-  const float* gradient_offset;  // (P), added to every gradient; or null
-  const void* inputs;            // what the objective alone reads
-  const int64_t *order, *ends;
-  int64_t steps, steps_before;
-  const double* rates;  // of each step; null: the optimizer's
-};
 
 // One network at work on one batch after another of one client.
 struct Member {
@@ -90,7 +30,7 @@ struct Member {
   }
   const Layer& last() const { return net.layers[net.count - 1]; }
   int64_t stride() const { return last().out_stride(); }
-  const float* features() const { return tape.output(net.layers, net.count - 2); }
+  const float* features() const { return tape.output(net.layers, last().source); }
 
   void forward(const std::vector<const float*>& rows) {
     int64_t batch = rows.size();
@@ -100,7 +40,6 @@ struct Member {
     memcpy(scores, tape.output(net.layers, net.count - 1), batch * stride() * sizeof(float));
   }
   void backward(const std::vector<const float*>& rows, const FeatureGradient& more = {}) {
-    clear_embeddings(chain, grads.data(), net.sizes);
     chain.backward(params.data(), grads.data(), rows.data(), tape, scores, nullptr, net.lowest, more);
   }
   void zero_gradient() {
@@ -203,7 +142,7 @@ struct FedMixStep {
 
   double operator()(std::vector<Member>& experts, const Client& client, const Batch& at) const {
     const FedMixInputs& inputs = *(const FedMixInputs*)client.inputs;
-    const Layer &last = experts[0].last(), &before = experts[0].net.layers[experts[0].net.count - 2];
+    const Layer &last = experts[0].last(), &before = experts[0].net.layers[last.source];
     ExpertOutputs outputs{(int64_t)experts.size(), (int64_t)at.rows.size(), last.out_size(), {}, {},
                           last.out_stride(), before.out_stride()};
     for (size_t h = 0; h < experts.size(); h++) {
@@ -247,38 +186,6 @@ struct RoutedStep {
   }
 };
 
-// The pull towards the anchor, and the constant. Neither is part of the loss that is reported.
-static void correct_gradient(const Client& client, double proximal, float* gradient, int64_t begin, int64_t end) {
-  float strength = proximal;
-  if (client.anchor)
-    for (int64_t i = begin; i < end; i++) gradient[i] += strength * (client.flat[i] - client.anchor[i]);
-  if (client.gradient_offset)
-    for (int64_t i = begin; i < end; i++) gradient[i] += client.gradient_offset[i];
-}
-
-// As torch.nn.utils.clip_grad_norm_, over all that is trained.
-static void clip_by_norm(const Optimizer& o, float* gradient) {
-  double squares = 0;
-  for (int64_t r = 0; r < o.num_ranges; r++)
-    for (int64_t i = o.ranges[2 * r]; i < o.ranges[2 * r + 1]; i++) squares += (double)gradient[i] * gradient[i];
-  float scale = o.max_norm / (std::sqrt(squares) + 1e-6);
-  if (scale >= 1) return;  // not so for NaN, which travels on
-  for (int64_t r = 0; r < o.num_ranges; r++)
-    for (int64_t i = o.ranges[2 * r]; i < o.ranges[2 * r + 1]; i++) gradient[i] *= scale;
-}
-
-static void move_weights(const Client& client, const Optimizer& o, float* gradient, int64_t step, double rate) {
-  for (int64_t r = 0; r < o.num_ranges; r++)
-    correct_gradient(client, o.proximal, gradient, o.ranges[2 * r], o.ranges[2 * r + 1]);
-  if (o.max_norm) clip_by_norm(o, gradient);
-  for (int64_t r = 0; r < o.num_ranges; r++) {
-    int64_t begin = o.ranges[2 * r], end = o.ranges[2 * r + 1];
-    float* mean = client.mean ? client.mean + begin : nullptr;
-    float* square = client.square ? client.square + begin : nullptr;
-    descend(o, client.flat + begin, gradient + begin, mean, square, end - begin, step, rate);
-  }
-}
-
 static int64_t largest_constant(const Net* nets, int64_t num_nets) {
   int64_t largest = 0;
   for (int64_t m = 0; m < num_nets; m++)
@@ -295,15 +202,17 @@ double train_one(const Net* nets, int64_t num_nets, const Client& client, int64_
   std::vector<Member> members;
   for (int64_t m = 0; m < num_nets; m++)
     members.emplace_back(nets[m], m, client.flat, gradient, gradient + num_weights, scratch);
+  MovedRanges ranges(nets, num_nets, client, optimizer);
   std::vector<const float*> rows;
   double total = 0;
   for (int64_t step = 0, begin = 0; step < client.steps; begin = client.ends[step++]) {
     const int64_t* order = client.order + begin;
     rows.resize(client.ends[step] - begin);
     for (size_t b = 0; b < rows.size(); b++) rows[b] = client.x + order[b] * nets[0].layers[0].in_size();
+    ranges.clear_words(gradient);
     total += loss_of(members, client, Batch{order, rows, gradient, scratch});
     double rate = client.rates ? client.rates[step] : optimizer.rate;
-    move_weights(client, optimizer, gradient, client.steps_before + step + 1, rate);
+    move_weights(client, optimizer, ranges.moved, gradient, client.steps_before + step + 1, rate);
   }
   return total;
 }

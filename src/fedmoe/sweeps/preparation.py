@@ -59,6 +59,24 @@ def pretrain_missing(cells: Sequence[Cell], epochs: int) -> Iterator[str]:
         yield f"{words} after {made.epoch.number} epochs{missed}"
 
 
+def untrained_common_expert(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
+    """The config with a common expert that has learnt nothing, where its own is not there yet: it costs the same."""
+    common = config.common_expert
+    if common is None or common.weights.exists():
+        return config
+    from fedmoe.assembly.networks import make_networks
+    from fedmoe.federations import build_federation
+    from fedmoe.models.start_weights import write_weights
+
+    network = make_networks(common.model or config.model, build_federation(config).federation, None, None)[0]
+    file = folder / "untrained.safetensors"
+    write_weights(file, {**network.init(0, "untrained"), **network.constants}, {})
+    starts = config.model.start_from == common.weights
+    model = config.model.model_copy(update={"start_from": file}) if starts else config.model
+    changes = {"common_expert": common.model_copy(update={"weights": file}), "model": model}
+    return config.model_copy(update=changes)
+
+
 def audit_missing(cells: Sequence[Cell]) -> None:
     """Audit what a server could read of labels, of finished runs that were not."""
     from fedmoe.audit import audit_labels

@@ -10,6 +10,9 @@ Backend = Literal["native", "batched", "sequential"]
 
 # Weights of dense networks up to which a client's round, some ten batches, lasts about as long as a message: 0.1 ms.
 LIGHT = 20_000
+# Weights that a cohort holds at most, unless one client has more: they are in memory some five times, with the moments
+# of the optimizer and the messages.
+HEAVY = 2500000
 
 
 def choose_backend(networks: Sequence[Network]) -> Backend:
@@ -25,14 +28,14 @@ def cohort_size(networks: Sequence[Network], backend: Backend) -> Callable[[int]
     It depends on how many they are, never on the number of workers: the composition of cohorts must not. Native kernels
     compute each client by itself, so there a cohort only saves messages: dense networks are so quick that two messages
     are enough, and light ones so that a second message costs more than a second worker gains; others are split to
-    keep a handful of workers busy to the end of a round.
+    keep a handful of workers busy to the end of a round. Of large ones few clients fit into memory side by side.
     """
     if backend != "native":
         return lambda _clients: {"sequential": 1, "batched": 16}[backend]
-    parts = 8
+    parts, weights = 8, sum(network.num_weights for network in networks)
     if all(network.batching_pays for network in networks):
-        parts = 1 if sum(network.num_weights for network in networks) < LIGHT else 2
-    return lambda clients: min(-(-clients // parts), 16)
+        parts = 1 if weights < LIGHT else 2
+    return lambda clients: min(-(-clients // parts), 16, max(HEAVY // weights, 1))
 
 
 def missing_kernels(networks: Sequence[Network], backend: Backend) -> str | None:
@@ -52,7 +55,7 @@ def kernel_notes(networks: Sequence[Network], backend: Backend) -> list[str]:
 def reason(networks: Sequence[Network], backend: Backend) -> str:
     """Why `choose_backend` says so, in a sentence for the user."""
     if backend == "native":
-        return "every network is a chain of layers that the native kernels know"
+        return "the native kernels know every layer of every network"
     obstacles = [f"the {network.name} cannot run natively: {network.obstacle}" for network in networks]
     first = next(text for text, network in zip(obstacles, networks, strict=True) if network.obstacle)
     general = (
