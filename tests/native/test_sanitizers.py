@@ -25,7 +25,8 @@ NATIVE_TESTS = (
     "tests/training/test_class_weights.py",
     "tests/algorithms/test_fedmix_native.py",
 )
-SANITIZED = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+# With full optimisation the compiler takes minutes for sanitized kernels.
+SANITIZED = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 NARROWER = {"AVX2": "-mno-avx512f", "SSE2": "-mno-avx512f -mno-avx2 -mno-fma -mno-avx"}
 
 

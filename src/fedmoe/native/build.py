@@ -32,6 +32,7 @@ SOURCES = (
     "row_products.h",
     "smooth.h",
     "lstm_rows.h",
+    "lstm_forward.h",
     "lstm.h",
     "tape.h",
     "chain.h",
