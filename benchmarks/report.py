@@ -62,7 +62,9 @@ which has fewer products still and rounds worse, was not tried. GroupNorm, the s
 right behind their convolution on the few examples that are still in the cache: 3% of a step.
 
 When W4 and W4b were measured, other work kept more than one of the two cores busy, so their ratios of wall time spread
-widely. Ratios of processor time against one process per core, median of three turns each, were 2.25 and 2.43."""
+widely. Ratios of processor time against one process per core, median of three turns each, were 2.25 and 2.43. What
+Flower and pfl are compared with in W4 is older, from when residual networks still went through PyTorch: neither has
+been measured since."""
 
 
 def page(summary: Line) -> str:
