@@ -63,8 +63,8 @@ right behind their convolution on the few examples that are still in the cache: 
 
 W5 (Intel Xeon with AVX-512, 2026-11-18, in samples of CPU time, on a machine busy with other work): nine tenths of a
 round are kernels. Of those, products of matrices take three fifths, the steps of the recurrence a seventh, and Adam a
-seventh: it visits the 1,500 rows of the embedding that a client's words name, of 10,000. A round costs 5.2 s of CPU time,
-the plain loop's 16.3 s."""
+seventh: it visits the 1,500 rows of the embedding that a client's words name, of 10,000. A round costs 5.2 s of CPU
+time, the plain loop's 16.3 s."""
 
 
 def page(summary: Line) -> str:
