@@ -46,11 +46,11 @@ def agreement(runs: Sequence[Run]) -> list[list[str]]:
     """P(two runs answer differently) over all pairs, and how often the shared model is right; mean ± deviation."""
     table = [["method", "ε", "runs", "P(ŷ₁ ≠ ŷ₂)", "accuracy"]]
     for level, title, found in sorted(by_level_and_method(runs), key=lambda row: METHODS.index(row[1])):
-        asked = [run for run in found if "answers" in run]
+        asked = [run for run in found if "shared_answers" in run]
         if len(asked) < 2:
             continue
         differing = [
-            fmean(one != other for one, other in zip(first["answers"], second["answers"], strict=True))
+            fmean(one != other for one, other in zip(first["shared_answers"], second["shared_answers"], strict=True))
             for first, second in combinations(asked, 2)
         ]
         right = [run["shared_accuracy"] for run in asked]

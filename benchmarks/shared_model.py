@@ -44,7 +44,7 @@ def answers_of(result: Result) -> Facts:
     with torch.no_grad():
         answers = result.algorithm.predict(result.delivered[0], None, None, test.x).argmax(1)
     right = round(float((answers == test.y).float().mean()), DIGITS)
-    return {"answers": "".join(map(str, answers.tolist())), "shared_accuracy": right}
+    return {"shared_answers": "".join(map(str, answers.tolist())), "shared_accuracy": right}
 
 
 @lru_cache(maxsize=1)

@@ -7,13 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call
 
 from fedmoe import trees
 from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.core_types import Examples
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.models.network import Network
+from fedmoe.models.resnet import ResNet
 from fedmoe.models.task import Classification, Regression
+from fedmoe.models.text import TextLSTM
 from fedmoe.noise import NoiseKey
 from fedmoe.private_steps import Charge, Mechanism, PrivateSteps
 from fedmoe.streams import Streams
@@ -157,6 +160,34 @@ def test_the_kernels_sum_what_single_gradients_sum_to(kind: str, clipping: str, 
         )  # fmt: skip
     torch.testing.assert_close(found["native"], found["batched"], atol=2e-5, rtol=1e-4)
     assert found["native"].norm() > 1 and found["native"][:, -layout.sizes[-1] :].norm() == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "factory"),
+    [
+        ((3, 8, 8), lambda: ResNet((3, 8, 8), CLASSES, (1, 1), (8, 16), 2, "pad")),
+        ((7,), lambda: TextLSTM(20, CLASSES, embedding=5, hidden=4)),
+    ],
+    ids=["residual", "lstm"],
+)
+def test_the_kernels_clip_other_layers_as_one_example_after_another_is_clipped(shape, factory) -> None:
+    network, generator = Network(factory, "expert", shape), torch.Generator().manual_seed(0)
+    network.go_native()
+    x = torch.randint(20, (6, 7), generator=generator) if len(shape) == 1 else torch.randn(6, *shape)
+    y, start = torch.randint(CLASSES, (6,), generator=generator), network.init(1)
+    layout, mechanism = Layout.of(trees.stack([start])), Mechanism(0.0, 1.0, 4.0, clip_norm=0.3)
+    ours = clipped_sums(
+        "model", ClassifierLoss(network), {"model": layout}, {"model": layout.pack(trees.stack([start]))}, {},
+        Batch(x[None], y[None], {}, training=True), torch.ones(1, 6, dtype=torch.bool), mechanism,
+    )  # fmt: skip
+    module, weights = factory(), {name: leaf.clone().requires_grad_() for name, leaf in start.items()}
+    expected = torch.zeros_like(ours[0])
+    for one in range(6):
+        loss = F.cross_entropy(functional_call(module, weights, (x[one : one + 1],)), y[one : one + 1])
+        grads = torch.autograd.grad(loss, [weights[name] for name in layout.names])
+        gradient = torch.cat([grad.flatten() for grad in grads])
+        expected += gradient * (0.3 / gradient.norm()).clamp_max(1)
+    torch.testing.assert_close(ours[0], expected, atol=1e-6, rtol=1e-4)
 
 
 def test_labels_that_the_model_does_not_have_are_refused_before_the_kernels_read_them() -> None:
