@@ -1,6 +1,6 @@
 """Ours against plain PyTorch loops, in one process and in one process per core, and against the machine itself.
 
-    python benchmarks/against_loops.py [--repeats 5] [--workloads W1,W1b,W2,W3,W4,W4b]
+    python benchmarks/against_loops.py [--repeats 5] [--workloads W1,W1b,W2,W3,W4,W4b,W5]
 
 Convolutional networks run beside large matrix products, which say what the cores can do; W3 also beside the way of the
 method's authors. Lines go to standard output and into results/speed.json.

@@ -1,6 +1,6 @@
 """Ours against other frameworks: Flower's simulation, pfl and fedjax from the package index, each in its environment.
 
-    python benchmarks/against_peers.py [--repeats 3] [--peers flower,pfl,fedjax] [--workloads W1,W1b,W2,W3,W4]
+    python benchmarks/against_peers.py [--repeats 3] [--peers flower,pfl,fedjax] [--workloads W1,W1b,W2,W3,W4,W4b,W5]
 
 Same tensors, same steps, in turns with ours and the plain loop in one process per core. Environments are made under
 .bench/, or taken from the folder that FEDMOE_BENCH_ENVS names. A peer that cannot be installed or fails is recorded
@@ -42,13 +42,13 @@ PEERS = {
         "with_flower.py",
         (TORCH, ("flwr[simulation]>=1.41,<1.42",)),
         (Variant("Flower, one actor per core", PER_CORE),),
-        ("W1", "W1b", "W2", "W3", "W4"),
+        ("W1", "W1b", "W2", "W3", "W4", "W4b", "W5"),
     ),
     "pfl": Peer(
         "with_pfl.py",
         (TORCH, ("pfl==0.6.0",)),
         (Variant("pfl, one process"), Variant("pfl, one process per core", PER_CORE)),
-        ("W1", "W1b", "W2", "W4"),
+        ("W1", "W1b", "W2", "W4", "W4b", "W5"),
     ),
     "fedjax": Peer(
         "with_fedjax.py",

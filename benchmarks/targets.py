@@ -34,15 +34,16 @@ FLOWER, PFL = ("Flower, one actor per core",), ("pfl, one process", "pfl, one pr
 FEDJAX = ("fedjax", "fedjax, convolution as product")
 TARGETS = [
     *(Target("loops", name, LOOP, bound) for name, bound in
-      {"W1": 3, "W1b": 3, "W2": 5, "W3": 3.5, "W4": 1}.items()),
+      {"W1": 3, "W1b": 3, "W2": 5, "W3": 3.5, "W4": 1.5, "W4b": 2, "W5": 3}.items()),
     Target("loops", "W3", ("authors' way",), 10),
-    *(Target("peers", f"pfl {name}", PFL, bound) for name, bound in {"W1": 3.5, "W1b": 3.5, "W4": 1}.items()),
+    *(Target("peers", f"pfl {name}", PFL, bound) for name, bound in
+      {"W1": 3.5, "W1b": 3.5, "W4": 1.5, "W4b": 2, "W5": 3}.items()),
     *(Target("peers", f"flower {name}", FLOWER, bound) for name, bound in
-      {"W1": 5, "W1b": 5, "W2": 50, "W4": 1}.items()),
+      {"W1": 5, "W1b": 5, "W2": 50, "W4": 1.5, "W4b": 2, "W5": 3}.items()),
     *(Target("peers", f"fedjax {name}", FEDJAX, bound) for name, bound in {"W1": 5, "W1b": 5}.items()),
     Target("peers", "fedjax W2", FEDJAX[:1], 4),
     Target("loops", "W1", ("ours",), 0.4, "share"),
-    *(Target("loops", name, LOOP, 1, "memory") for name in ("W1", "W1b", "W2", "W3", "W4")),
+    *(Target("loops", name, LOOP, 1, "memory") for name in ("W1", "W1b", "W2", "W3", "W4", "W4b", "W5")),
 ]  # fmt: skip
 
 

@@ -338,7 +338,7 @@ def test_explain_names_the_backend_the_reason_and_the_time(fedmoe, config: Path)
     explained = fedmoe("explain", config)
     assert explained.code == 0
     for words in (
-        "native: every network is a chain",
+        "native: the native kernels know every layer",
         "dense + relu -> 8",
         "dense -> 10",
         "3 of about",
@@ -349,6 +349,14 @@ def test_explain_names_the_backend_the_reason_and_the_time(fedmoe, config: Path)
     assert "sequential: engine.backend='sequential' asks for it" in chosen.out
     alone = fedmoe("explain", config, "--set", "algorithm.name=local_only")
     assert "clients send nothing" in alone.out
+
+
+def test_explain_says_that_residual_networks_are_native(fedmoe, config: Path) -> None:  # type: ignore[no-untyped-def]
+    config.write_text(SMALL.replace("hidden = [8]", 'name = "resnet"\ndepth = 8'))
+    explained = fedmoe("explain", config)
+    assert explained.code == 0, explained.out
+    for words in ("native: the native kernels", "convolution 3x3 -> 16x", "group norm of 8 + shortcut + relu"):
+        assert words in explained.out
 
 
 def test_a_machine_without_a_compiler_trains_all_the_same_and_says_so_once(  # type: ignore[no-untyped-def]

@@ -60,7 +60,9 @@ def sweep_command(
 
 def reproduce_command(
     paper: Annotated[str, typer.Argument(metavar="PAPER|list|all", help="000 … 004, `all`, or `list`.")] = "list",
-    figure: Annotated[str | None, typer.Argument(help="A table or figure of the paper. Default: all of them.")] = None,
+    figure: Annotated[
+        str | None, typer.Argument(help="A table or figure of the paper; of `list` a paper. Default: all of them.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few rounds on small data: does it work?")] = False,
     seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, … Default: as the file says.", min=0)] = None,
     directory: Home = Path("runs/reproduce"),
@@ -70,13 +72,14 @@ def reproduce_command(
 
     Examples:
       fedmoe reproduce                                     what there is, what it costs here, what has been run
+      fedmoe reproduce list 002                            the same of one paper
       fedmoe reproduce 000 table1-fashion-mnist --seeds 2
       fedmoe reproduce all --quick
     """
     from fedmoe.sweeps.reproduction import choose, find
 
     if paper == "list":
-        _list(find(), directory)
+        _list(choose(find(), figure, None), directory)
         return
     chosen = choose(find(), None if paper == "all" else paper, figure)
     if seeds == 0:

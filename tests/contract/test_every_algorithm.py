@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import fedmoe.testing.federation
 from builders import CLASSES, FEATURES, run_spied, tiny_federation, tiny_setup
 from contract.probes import PROBES
 from fedmoe.algorithms.algorithm import Algorithm, Exchange
@@ -24,8 +23,11 @@ from fedmoe.algorithms.label_priors.calibration import CalibrationConfig
 from fedmoe.algorithms.prior_mixture.algorithm import PriorMixtureConfig
 from fedmoe.clients.federation import Federation
 from fedmoe.contract import AlgorithmSetup, NoReport
-from fedmoe.testing import CHECKS, Subject, check_algorithm, contract_checks
+from fedmoe.core_types import Examples
+from fedmoe.models.text import TextLSTM
+from fedmoe.testing import CHECKS, Subject, check_algorithm, contract_checks, federation, outcome, resume, taking_home
 from fedmoe.testing.checks import leaked
+from fedmoe.testing.federation import draw_examples
 from fedmoe.testing.opt_out import TOUCHED, OptedOut, bytes_sent, bytes_sent_with
 from fedmoe.training.backends import Backend
 
@@ -71,8 +73,37 @@ class Residual(nn.Module):
     ("name", "check"), [(name, check) for name, check in APPLYING if name in ("fedavg", "specialist_mixture")]
 )
 def test_contract_of_residual_networks(name: str, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedmoe.testing.federation, "make_expert", Residual)
+    monkeypatch.setattr(federation, "make_expert", Residual)
     assert isinstance(tiny_setup("native").expert.module, Residual)
+    CHECKS[check].run(subject(name, "native"), tmp_path)
+
+
+def words_of(count: int, *path: int | str) -> Examples:
+    """The tiny federation's examples as texts of up to four words: a number's size is a word, and around zero none."""
+    drawn = draw_examples(count, *path)
+    return drawn._replace(x=(2 * drawn.x).round().clamp(-4, 5).long() % 10)
+
+
+OF_NUMBERS = ("opted-out records change no byte sent", "opted-in records change bytes sent")  # records of their own
+ALWAYS = ("backends agree", "workers and order change nothing")
+OF_TEXTS = [
+    pytest.param(name, check, marks=() if check in ALWAYS else pytest.mark.slow)
+    for name, check in APPLYING
+    if name in ("fedavg", "specialist_mixture") and check not in OF_NUMBERS
+]
+
+
+@pytest.mark.parametrize(("name", "check"), OF_TEXTS)
+def test_contract_of_recurrent_networks(name: str, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = {
+        "make_expert": lambda: TextLSTM(10, CLASSES, 3, 4),
+        "make_gate": lambda: TextLSTM(10, 1, 3, 2),
+        "draw_examples": words_of,
+        "ASKED": words_of(5, "asked").x,
+    }
+    for module in (federation, outcome, resume, taking_home):
+        for attribute, text_version in changed.items():
+            monkeypatch.setattr(module, attribute, text_version, raising=False)
     CHECKS[check].run(subject(name, "native"), tmp_path)
 
 

@@ -88,3 +88,14 @@ class TestValues:
     def test_an_unknown_category_is_explained(self):
         with pytest.raises(DataError, match="the category 'x' is not known"):
             OF_TABLE.values([{"age": 3, "sex": "x"}])
+
+
+def test_texts_of_different_lengths_are_padded_at_the_end():
+    texts = RowReader((3,), torch.int64, reads_texts=True)
+    assert texts.values([[4, 2], [], [1, 2, 3]]).tolist() == [[4, 2, 0], [0, 0, 0], [1, 2, 3]]
+    with pytest.raises(DataError, match=r"row 1 has 4 words, but the model reads 3\. Cut it"):
+        texts.values([[1], [1, 2, 3, 4]])
+    with pytest.raises(DataError, match=r"something else than numbers|different lengths"):
+        texts.values([["a", "b"], [1]])
+    with pytest.raises(DataError):
+        texts.values([[1, 2], 3])

@@ -107,11 +107,12 @@ def test_the_object_store_does_not_grow_over_500_rounds(
     monkeypatch.setattr(ray_pool, "WorkerActor", Echo)
 
     def used() -> float:
-        time.sleep(1.5)  # the cluster's figures are reported once a second
-        total, free = (
-            kind().get("object_store_memory", 0.0) for kind in (ray.cluster_resources, ray.available_resources)
-        )
-        return float(total - free)
+        """What the object store itself says; `ray.available_resources` does not count what is in use."""
+        from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+        time.sleep(1.5)  # what is let go is freed a little later
+        reply = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address))
+        return float(reply.store_stats.object_store_bytes_used)
 
     frames = [np.random.default_rng(n).bytes(300_000) for n in range(4)]
     with RayPool(parts_of("fedavg", "ray"), tmp_path / "store", RUN_ID) as transport:
@@ -119,6 +120,8 @@ def test_the_object_store_does_not_grow_over_500_rounds(
         for _ in range(500):
             assert len(dict(transport.run(frames))) == 4
         assert used() - before < 10 * 300_000
+        kept = list(transport.run([*frames, *frames, *frames]))  # what a leak would look like
+        assert len(kept) == 12 and used() - before > 10 * 300_000
 
 
 def charges_of(store: Path) -> dict[int, list[Charge]]:

@@ -16,7 +16,8 @@ from torch.func import functional_call, grad, vmap
 from fedmoe.errors import DataError, MessageError
 from fedmoe.models.images import LeNet, SmallCNN, mlp
 from fedmoe.native.kernel import Kernel
-from fedmoe.native.program import Unsupported, program_of
+from fedmoe.native.layers import Unsupported
+from fedmoe.native.program import program_of
 
 # How much farther from float64 than PyTorch's own float32 the kernels may be. Both sum the same products in different
 # orders, so neither is always the nearer one.

@@ -5,7 +5,7 @@ from torch import nn
 
 from fedmoe.models.images import LeNet, SmallCNN, mlp
 from fedmoe.models.resnet import resnet
-from fedmoe.native.program import (
+from fedmoe.native.layers import (
     ADD,
     AVERAGE_POOL,
     CONV,
@@ -18,9 +18,8 @@ from fedmoe.native.program import (
     SUBSAMPLE,
     TO_CHANNELS_FIRST,
     Unsupported,
-    program_of,
-    without_output,
 )
+from fedmoe.native.program import program_of, without_output
 
 
 class Handwritten(nn.Module):
@@ -40,9 +39,9 @@ class Handwritten(nn.Module):
 class Applied(nn.Module):
     """A dense layer and a function of its output."""
 
-    def __init__(self, function):
+    def __init__(self, function, unused=None):
         super().__init__()
-        self.layer, self.function = nn.Linear(4, 4), function
+        self.layer, self.function, self.unused = nn.Linear(4, 4), function, unused
 
     def forward(self, x):
         return self.function(self.layer(x))
@@ -167,6 +166,7 @@ def test_what_two_layers_read_is_given_as_it_is():
         (lambda: nn.LayerNorm((2, 8, 8)), (2, 8, 8), "LayerNorm of something else"),
         (lambda: Applied(lambda x: x if x.sum() > 0 else -x), (4,), "cannot be traced"),
         (Twice, (4,), "used twice"),
+        (lambda: Applied(lambda x: x, unused=nn.Linear(2, 2)), (4,), "does not use unused.weight"),
     ],
 )
 def test_anything_else_is_left_to_the_general_ways_with_the_reason(module, shape, why):

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from fedmoe.errors import ConfigError
+from fedmoe.sweeps.outcome import gather
 from fedmoe.sweeps.plan import folder_of, is_finished, parse_grid, plan, rounds_key
 
 CONFIG = """
@@ -61,6 +62,12 @@ def test_points_that_are_the_same_runs_are_refused(config, tmp_path):
     changes = ["algorithm.name=apfl", "compare=['apfl','local_only']"]
     cells = plan(config, {"algorithm.alpha": [0.1, 0.3]}, [0], tmp_path, changes)
     assert [cell.config.algorithm.options().alpha for cell in cells[::2]] == [0.1, 0.3]
+
+
+def test_a_grid_over_lists_has_points_of_its_own(config, tmp_path):
+    cells = plan(config, {"opt_out.clients": [[0], [1]]}, [0], tmp_path / "out", ["compare=['fedavg']"])
+    assert [cell.config.opt_out.clients for cell in cells] == [(0,), (1,)]
+    assert len(gather(cells)[1]) == 2, "none of them has been run"
 
 
 def test_cells_share_rounds_where_only_what_follows_them_differs(config, tmp_path):

@@ -27,6 +27,7 @@ class RowReader(NamedTuple):
     input_shape: tuple[int, ...]
     input_dtype: torch.dtype
     table: TableSchema | None = None
+    reads_texts: bool = False  # ids of words, of which 0 is padding
 
     def file(self, path: Path) -> Tensor:
         """(N, *input shape)."""
@@ -44,18 +45,28 @@ class RowReader(NamedTuple):
         return self._tensor(x, source)
 
     def values(self, rows: Any) -> Tensor:
-        """Rows as JSON has them: dicts by column where the model was trained on a table, else nested lists."""
+        """Rows as JSON has them: dicts by column where the model was trained on a table, else nested lists.
+
+        Texts may be of different lengths: they are padded at the end.
+        """
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
             raise DataError("rows is no list of at least one row.")
         if all(isinstance(row, dict) for row in rows):
             return self.table.encode(rows) if self.table is not None else self._columns(as_raw_table(rows))
         try:
-            array = np.array(rows)
+            array = np.array(self._padded(rows) if self.reads_texts and len(self.input_shape) == 1 else rows)
         except ValueError:
             raise DataError("the rows have different lengths. Give each the same shape.") from None
         if array.dtype.kind not in "biuf":
             raise DataError(f"the rows hold something else than numbers (as NumPy reads them: {array.dtype}).")
         return self._tensor(array, "rows")
+
+    def _padded(self, rows: Sequence[Any]) -> list[Any]:
+        (most,) = self.input_shape
+        for number, row in enumerate(rows):
+            if isinstance(row, Sequence) and not isinstance(row, str) and len(row) > most:
+                raise DataError(f"row {number} has {len(row)} words, but the model reads {most}. Cut it.")
+        return [[*row, *[0] * (most - len(row))] if isinstance(row, Sequence) else row for row in rows]
 
     def _columns(self, table: RawTable) -> Tensor:
         wanted = math.prod(self.input_shape)

@@ -44,7 +44,8 @@ class Predictions(NamedTuple):
 def reader_of(result: Result) -> RowReader:
     """How rows become what the models of this run read."""
     federation = result.federation
-    return RowReader(federation.input_shape, federation.input_dtype, federation.table)
+    are_texts = federation.vocabulary_size is not None
+    return RowReader(federation.input_shape, federation.input_dtype, federation.table, are_texts)
 
 
 def predict(model: PersonalModel, x: Tensor, prior: Prior | None = None) -> Predictions:

@@ -29,7 +29,8 @@ from fedmoe.models.parameters import (
 )
 from fedmoe.native.build import NoKernels
 from fedmoe.native.kernel import Kernel
-from fedmoe.native.program import Program, Unsupported, program_of, without_output
+from fedmoe.native.layers import Program, Unsupported
+from fedmoe.native.program import program_of, without_output
 from fedmoe.streams import derive_seed
 
 ModuleOrFactory = nn.Module | Callable[[], nn.Module]

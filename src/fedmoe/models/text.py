@@ -37,7 +37,7 @@ class TextLSTM(nn.Module):
         self.head = nn.Linear(hidden * (2 if bidirectional else 1), num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not len(x):
+        if not shapes_are_static() and not len(x):
             none: Tensor = self.head(self.head.weight.new_zeros(0, self.head.in_features))
             return none  # an LSTM refuses a batch of none
         lengths_B = (x != 0).sum(1).clamp_min(1)  # an empty text is read as one padding token

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedmoe.errors import DataError, MessageError
 from fedmoe.native.build import library
-from fedmoe.native.program import CONV, INPUT, Program
+from fedmoe.native.layers import CONV, INPUT, Program
 
 Pointers = NDArray[np.int64]
 

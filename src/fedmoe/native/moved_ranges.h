@@ -32,7 +32,9 @@ struct WordTable {
         used[row] |= !all_zero(state + begin + row * width);
   }
   bool all_zero(const float* row) const {
-    return std::all_of(row, row + width, [](float value) { return value == 0; });
+    int32_t others = 0;  // without an early end, so that the compiler makes vectors of it
+    for (int64_t i = 0; i < width; i++) others += row[i] != 0;
+    return !others;
   }
 };
 

@@ -83,12 +83,13 @@ def plan(
 
 def _require_differences(cells: Sequence[Cell]) -> None:
     """A setting that no run reads, such as one of [algorithm] where `compare` has its own, would make equal points."""
-    runs: dict[Point, list[Any]] = {}
+    runs: dict[str, tuple[Point, list[Any]]] = {}
     for cell in cells:
-        runs.setdefault(cell.point, []).append(cell.config.model_dump(mode="json", exclude={"name", "compare"}))
-    points = list(runs)
-    for at, point in enumerate(points):
-        if (same := next((other for other in points[:at] if runs[other] == runs[point]), None)) is not None:
+        _, at_point = runs.setdefault(folder_of(cell.point), (cell.point, []))
+        at_point.append(cell.config.model_dump(mode="json", exclude={"name", "compare"}))
+    points = list(runs.values())
+    for at, (point, asked) in enumerate(points):
+        if (same := next((other for other, made in points[:at] if made == asked), None)) is not None:
             raise ConfigError(
                 f"{words_of(point)} and {words_of(same)} are the same runs: nothing that is compared reads "
                 f"{' or '.join(key for key, _ in point)}. Set it inside `compare`, or choose another setting."

@@ -12,7 +12,7 @@ Backend = Literal["native", "batched", "sequential"]
 LIGHT = 20_000
 # Weights that a cohort holds at most, unless one client has more: they are in memory some five times, with the moments
 # of the optimizer and the messages.
-HEAVY = 2500000
+HEAVY = 4_000_000
 
 
 def choose_backend(networks: Sequence[Network]) -> Backend:
@@ -35,7 +35,7 @@ def cohort_size(networks: Sequence[Network], backend: Backend) -> Callable[[int]
     parts, weights = 8, sum(network.num_weights for network in networks)
     if all(network.batching_pays for network in networks):
         parts = 1 if weights < LIGHT else 2
-    return lambda clients: min(-(-clients // parts), 16, max(HEAVY // weights, 1))
+    return lambda clients: min(-(-clients // parts), 16, max(HEAVY // max(weights, 1), 1))
 
 
 def missing_kernels(networks: Sequence[Network], backend: Backend) -> str | None:

@@ -262,7 +262,7 @@
 
     draw() {
       this.width = this.chart.clientWidth;
-      if (!this.width) return;
+      if (this.width < 120) return; // no room for axes: hidden, or not laid out yet
       const { legend = [], zooms = "", labels, ...options } = kinds[this.spec.kind](this.spec, this.local, this.width);
       for (const axis of zooms) {
         if (this.local.zoom) options[axis] = { ...options[axis], domain: this.local.zoom[axis], nice: false, inset: 0 };
