@@ -247,7 +247,7 @@ def with_local_update(algorithm: Algorithm, change: Callable[[Update], Update]) 
         (that_remembers_outside_of_its_states, "stop and resume", "resumed ends otherwise: these differ: .*server"),
         (that_predicts_by_what_no_file_holds, "a loaded run predicts the same", "predicts otherwise once the run is"),
         (that_gives_its_experts_too_much, "a loaded run predicts the same", "are not one share of each row"),
-        (that_branches_on_x, "a personal model can be exported", "branches on the values of x"),
+        (that_branches_on_x, "a personal model can be exported", "branches on the values of its inputs"),
         (that_accepts_nothing, "one record is enough to take part", "honest clients were rejected"),
     ],
 )
