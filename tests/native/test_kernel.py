@@ -15,9 +15,9 @@ from torch.func import functional_call, grad, vmap
 
 from fedmoe.errors import DataError, MessageError
 from fedmoe.models.images import LeNet, SmallCNN, mlp
-from fedmoe.native.kernel import Kernel
 from fedmoe.native.layers import Unsupported
 from fedmoe.native.program import program_of
+from kernel_results import kernel_of, results
 
 # How much farther from float64 than PyTorch's own float32 the kernels may be. Both sum the same products in different
 # orders, so neither is always the nearer one.
@@ -25,20 +25,6 @@ FACTOR = 4.0
 # Beyond that, so many roundings of the sum of absolute values: a sum may cancel, so that its own size bounds nothing.
 ROUNDINGS = 4.0
 EPSILON = torch.finfo(torch.float32).eps
-
-
-def kernel_of(module, shape):
-    program = program_of(module, shape)
-    params = dict(module.named_parameters())
-    return Kernel(program, [tuple(params[name].shape) for name in program.params]), [params[n] for n in program.params]
-
-
-def results(forward, params, x, direction):
-    """Scores, and gradients of a projection of them by the parameters and the input."""
-    x = x.detach().clone().requires_grad_()
-    scores = forward(x)
-    grads = torch.autograd.grad((scores * direction.to(scores.dtype)).sum(), [*params, x])
-    return [scores.detach(), *grads]
 
 
 class PlusOne(nn.Module):

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedmoe.models.resnet import ResNet, resnet
-from fedmoe.native.kernel import Kernel
-from fedmoe.native.program import program_of
+from kernel_results import kernel_of, results
 from smooth_residual import SmoothResidual
 
 # How much farther from float64 than PyTorch's own float32 the kernels may be, over several draws; and so many roundings
@@ -22,19 +21,6 @@ FACTOR = 4.0
 ROUNDINGS = 8.0
 EPSILON = torch.finfo(torch.float32).eps
 NOT_FINITE = [math.nan, math.inf, -math.inf]
-
-
-def kernel_of(module, shape):
-    program = program_of(module, shape)
-    params = dict(module.named_parameters())
-    return Kernel(program, [tuple(params[name].shape) for name in program.params]), [params[n] for n in program.params]
-
-
-def results(forward, params, x, direction):
-    x = x.detach().clone().requires_grad_()
-    scores = forward(x)
-    grads = torch.autograd.grad((scores * direction.to(scores.dtype)).sum(), [*params, x])
-    return [scores.detach(), *grads]
 
 
 def assert_no_farther_than_torch(module, shape, batch, seed):
