@@ -18,20 +18,14 @@ from torch import nn
 from fedmoe.errors import DataError
 from fedmoe.models.text import TextLSTM
 from fedmoe.native import build
-from fedmoe.native.kernel import Kernel
 from fedmoe.native.layers import DENSE, LSTM, RELU, Unsupported
 from fedmoe.native.program import program_of
+from kernel_results import kernel_of
 
 WORDS = 30
 FACTOR = 4.0  # how much farther from float64 than PyTorch's own float32 the kernels may be
 ROUNDINGS = 4.0  # beyond that, so many roundings of the largest entry: either may be right by luck
 EPSILON = torch.finfo(torch.float32).eps
-
-
-def kernel_of(module, shape):
-    program = program_of(module, shape)
-    params = dict(module.named_parameters())
-    return Kernel(program, [tuple(params[name].shape) for name in program.params]), [params[n] for n in program.params]
 
 
 class Own(nn.Module):
