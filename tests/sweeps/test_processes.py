@@ -12,6 +12,7 @@ import pytest
 
 from fedmoe.errors import RunError, Stopped
 from fedmoe.report.sweep import write_grid
+from fedmoe.sweeps import processes
 from fedmoe.sweeps.outcome import gather
 from fedmoe.sweeps.plan import is_finished, plan
 from fedmoe.sweeps.processes import run_cells
@@ -47,6 +48,14 @@ def test_a_sweep_is_made_once_shares_rounds_and_reports_what_failed(config, tmp_
     before = {cell.label: (cell.directory / "results.json").stat().st_mtime_ns for cell in cells}
     assert {event.stage for event in run_cells(cells)} == {"found"}
     assert before == {cell.label: (cell.directory / "results.json").stat().st_mtime_ns for cell in cells}
+
+
+def test_a_cell_has_workers_where_cells_are_fewer_than_cores(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "default_workers", lambda: 2)
+    changes = ["compare=['fine_tuned']", "schedule.rounds=2", "engine.cohort_size=1"]
+    cells, deadline = plan(config, {}, [0], tmp_path / "out", changes), time.monotonic() + 60
+    *_, last = run_cells(cells, processes=1, should_stop=lambda: time.monotonic() > deadline)
+    assert last.stage == "done"
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,9 @@ def main() -> None:
     os.dup2(2, 1)  # what anybody prints is no line of ours
     asked: queue.Queue[Line | None] = queue.Queue()
     ended = threading.Event()
-    threading.Thread(target=_read, args=(sys.stdin, asked, ended), daemon=True).start()
+    # Not from sys.stdin, which forked workers close: they would wait for ever for the lock that this thread holds.
+    source = os.fdopen(os.dup(0))
+    threading.Thread(target=_read, args=(source, asked, ended), daemon=True).start()
     while (task := asked.get()) is not None and not ended.is_set():
         try:
             for line in _run(task, ended.is_set):
