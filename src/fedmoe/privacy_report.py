@@ -58,7 +58,11 @@ class PrivacyReport(NamedTuple):
 
 
 def privacy_of(folder: Path) -> PrivacyReport:
+    """Of a run's folder, or of the one that a node of a Flower deployment keeps for a run, which is named by its id."""
     run = RunDirectory(folder)
+    of_node = ledger_beside(folder / run.private_store.name)
+    if of_node.exists():
+        return read_ledger(of_node, folder.absolute().name)
     try:
         config = run.read_config()
     except FileNotFoundError:
@@ -66,6 +70,11 @@ def privacy_of(folder: Path) -> PrivacyReport:
     if "privacy" not in config:
         return PrivacyReport({}, [], SWITCHED_OFF)
     path = ledger_beside(run.private_store)
+    if not path.exists() and config["engine"]["name"] == "flower":
+        raise RunError(
+            f"{folder} has no ledger: on Flower each node keeps its own. Ask there, with the folder that the node has "
+            f"for this run: fedmoe privacy HOME/runs/{config['recorded']['run_id']}"
+        )
     if not path.exists():
         raise RunError(f"{path} is missing: the run has spent nothing yet, or its ledger was removed.")
     return read_ledger(path, config["recorded"]["run_id"])

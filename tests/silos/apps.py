@@ -11,10 +11,12 @@ from fedmoe.silos.app_files import write_app
 CLIENTS, CLASSES, FEATURES = 3, 3, 4
 
 
-def silo_config(algorithm: str = "fedrep", **flower: Any) -> ExperimentConfig:
+def silo_config(algorithm: str = "fedrep", *, privacy: dict[str, Any] | None = None, **flower: Any) -> ExperimentConfig:
     plan = {"epochs": 1, "batch_size": 4, "learning_rate": 0.1, "optimizer": "sgd"}
     declared = {"num_clients": CLIENTS, "num_classes": CLASSES, "input_shape": [FEATURES], **flower}
+    private = {} if privacy is None else {"privacy": privacy}
     return parse_config({
+        **private,
         "algorithm": {"name": algorithm},
         "model": {"name": "mlp", "hidden": [5]},
         "training": {"federated": plan, "personal": plan},

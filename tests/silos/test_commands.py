@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fedmoe.experiment import run_events
-from fedmoe.silos.node import Agreement
+from fedmoe.silos.node import Agreement, SiloNode
 from fedmoe.silos.silo_data import server_federation
-from silos.apps import client_rows, silo_config
+from silos.apps import CLIENTS, client_rows, silo_config
 from silos.test_node import Nodes, open_nodes
 from test_cli import invoke
 
@@ -38,6 +38,21 @@ def test_a_server_has_all_that_reports_need(  # type: ignore[no-untyped-def]
     assert watched.code == 0 and "finished" in watched.out and "3 of 3" in watched.out
     privacy = invoke(monkeypatch, capfd, "privacy", run)
     assert privacy.code == 0 and "no guarantee" in privacy.out
+
+
+def test_what_was_spent_is_told_by_the_nodes(tmp_path: Path, monkeypatch, capfd) -> None:  # type: ignore[no-untyped-def]
+    config = silo_config("fedavg", privacy={"noise_multiplier": 2.0, "sampling_rate": 0.2, "expected_batch_size": 4.0})
+    homes = [tmp_path / "nodes" / str(client) for client in range(CLIENTS)]
+    nodes = Nodes({n: SiloNode(config, n, client_rows(n), home, Agreement()) for n, home in enumerate(homes)})
+    for _ in run_events(
+        config, tmp_path / "server", federation=server_federation(config), connect=lambda *_: nullcontext(nodes)
+    ):
+        pass
+    on_server = invoke(monkeypatch, capfd, "privacy", tmp_path / "server")
+    assert on_server.code == 2 and "on Flower each node keeps its own" in on_server.out
+    (run,) = (homes[1] / "runs").iterdir()
+    on_node = invoke(monkeypatch, capfd, "privacy", run)
+    assert on_node.code == 0 and "no guarantee" not in on_node.out and "add or remove one record" in on_node.out
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "fine_tuned"])  # of private states, and of the local stage alone
