@@ -27,15 +27,18 @@ def cohort_size(networks: Sequence[Network], backend: Backend) -> Callable[[int]
 
     It depends on how many they are, never on the number of workers: the composition of cohorts must not. Native kernels
     compute each client by itself, so there a cohort only saves messages: dense networks are so quick that two messages
-    are enough, and light ones so that a second message costs more than a second worker gains; others are split to
-    keep a handful of workers busy to the end of a round. Of large ones few clients fit into memory side by side.
+    are enough, and light ones so that a second message costs more than a second worker gains; others are split into
+    eight or more, to keep a handful of workers busy to the end of a round: ten clients are ten messages, since of five
+    pairs one of two workers would get three. Of large ones few clients fit into memory side by side.
     """
     if backend != "native":
         return lambda _clients: {"sequential": 1, "batched": 16}[backend]
-    parts, weights = 8, sum(network.num_weights for network in networks)
+    weights = sum(network.num_weights for network in networks)
+    most = min(16, max(HEAVY // max(weights, 1), 1))
     if all(network.batching_pays for network in networks):
         parts = 1 if weights < LIGHT else 2
-    return lambda clients: min(-(-clients // parts), 16, max(HEAVY // max(weights, 1), 1))
+        return lambda clients: min(-(-clients // parts), most)
+    return lambda clients: min(max(clients // 8, 1), most)
 
 
 def missing_kernels(networks: Sequence[Network], backend: Backend) -> str | None:
