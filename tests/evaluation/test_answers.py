@@ -2,11 +2,13 @@
 
 import pytest
 
-from fedmoe.evaluation.answers import by_answer, with_headline
+from fedmoe.algorithms.label_priors import answers as label_priors
+from fedmoe.evaluation.answers import TOLD, by_answer, with_headline
 from fedmoe.evaluation.choices import choices
 from fedmoe.evaluation.summary import summarise
 from fedmoe.report.choices import choice_notes, choice_sections
 from fedmoe.report.methods import group
+from fedmoe.report.notes import notes
 
 
 def score(client, accuracy, answer="", *, model="after", data="own", chosen=False, loss=1.0):
@@ -77,3 +79,11 @@ def test_who_would_be_better_off_alone_is_named():
     (section,) = choice_sections([OURS, RIVAL])
     assert section.title == "Ours, seed 0" and len(section.columns) == len(section.rows[0])
     assert section.rows[1] == ["1", "shared", "60.0", "local", "20.0", "-20.0"]
+
+
+def test_a_note_says_which_rows_were_told_a_prior():
+    told = "Rows with own or balanced prior were told which labels to expect"
+    assert any(note.startswith(told) for note in notes([OURS]))
+    untold = run(scores=[score(0, 0.9, "estimated prior")], headline="estimated prior")
+    assert not any(note.startswith(told) for note in notes([untold]))
+    assert set(TOLD) == {label_priors.OWN, label_priors.BALANCED}

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 RunRecord = dict[str, Any]  # one run, as stored in results.json
+TOLD = ("own prior", "balanced prior")  # answers that were told how frequent labels are where they are scored
 
 
 def with_headline(run: RunRecord) -> RunRecord:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fedmoe.evaluation.answers import TOLD
 from fedmoe.evaluation.figure_of_merit import figure_of
 from fedmoe.evaluation.summary import RunRecord
 from fedmoe.report.choices import choice_notes
@@ -16,6 +17,7 @@ def notes(results: Sequence[RunRecord]) -> list[str]:
         *_ended_early(results),
         *_not_scored(methods),
         *_server_optimizers(methods),
+        *_told_priors(results),
         *_weakest(methods),
         *choice_notes(results),
     ]
@@ -63,6 +65,16 @@ def _server_optimizers(methods: Sequence[Method]) -> list[str]:
         return []
     each = ", ".join(f"{title} {words}" for title, words in found.items())
     return [f"Server optimizers differ: {each}. schedule.server_optimizer sets one for all."]
+
+
+def _told_priors(results: Sequence[RunRecord]) -> list[str]:
+    found = {score.get("answer") for run in results for score in run["scores"]}
+    if found.isdisjoint(TOLD):
+        return []
+    return [
+        "Rows with own or balanced prior were told which labels to expect, those of the client or all alike. The "
+        "others were not: an estimated prior is read off unlabelled questions."
+    ]
 
 
 def _describe(optimizer: dict[str, Any] | None) -> str:
