@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from builders import make_common_expert, make_expert, make_gate, read_private, tiny_config, tiny_federation, tiny_setup
-from contract.probes import PROBES
+from contract.probes import EVERY_NAME, PROBES
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.config import EvaluationConfig, ExperimentConfig
 from fedmoe.engines.session import Session
@@ -51,7 +51,7 @@ def trained(result: Result) -> dict[str, Any]:
     return {**{key: state[key] for key in ("server", "private", "scores", "history")}, "manifest": manifest}
 
 
-@pytest.mark.parametrize("name", CATALOG | PROBES)
+@pytest.mark.parametrize("name", EVERY_NAME)
 def test_training_never_notices_an_intermediate_evaluation(name, tmp_path):
     options = {"release": name in RELEASING}
     plain, watched = (run(config(name, every, **options), tmp_path / str(every)) for every in (None, 1))

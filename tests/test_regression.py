@@ -72,7 +72,8 @@ def test_every_algorithm_whose_mathematics_admits_it_learns_numbers(name: str, t
     assert (model(x)[:, 0] - y).abs().max() < 1.0  # numbers, not their exponentials
 
 
-@pytest.mark.parametrize("targets", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("targets", [1, 2])
 def test_fedmix_finds_clients_with_opposite_functions(targets: int, tmp_path: Path) -> None:
     """Half of the clients see y, half -y: one model predicts nothing, two experts with a q of each client's own do."""
     clients = {}

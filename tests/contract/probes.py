@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +20,7 @@ from fedmoe import trees
 from fedmoe.aggregation.averaging import weighted_mean
 from fedmoe.aggregation.expert_observation import ExpertSubset, Observation, observe_experts
 from fedmoe.algorithms.algorithm import Algorithm, Exchange, NoReport, Nothing, uniform_sample
-from fedmoe.algorithms.catalog import Entry
+from fedmoe.algorithms.catalog import CATALOG, Entry
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.clients.federation import side_by_side
 from fedmoe.core_types import ClientData, ClientId, Examples, Tensors, Tree
@@ -585,3 +586,5 @@ PROBES = {
     "pruned_experts": Entry(PrunedExpertsConfig, pruned_experts, "Pruned experts", None),
     **CALIBRATED,
 }
+# Of tests that take every algorithm: `make test` has the catalog, `make slow` these too.
+EVERY_NAME = [*CATALOG, *(pytest.param(name, marks=pytest.mark.slow) for name in PROBES)]

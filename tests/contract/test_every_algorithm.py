@@ -47,9 +47,18 @@ CASES = [
     for name, check in APPLYING
     for backend in (BACKENDS if CHECKS[check].each_backend else BACKENDS[:1])
 ]
+# `make test` has every algorithm of the catalog and every check; what takes long in it is for one algorithm of a kind,
+# `make slow` has the rest.
+LONG = ("kill and resume", "stop and resume with few checkpoints", "a personal model can be exported")
+ONE_OF_A_KIND = ("fedavg", "specialist_mixture", "prior_mixture", "fedmix", "fedjets", "domain_experts")
 
 
-@pytest.mark.parametrize(("name", "check", "backend"), CASES)
+def in_its_tier(name: str, check: str, *others: Any) -> Any:
+    long = name in PROBES or (check in LONG and name not in ONE_OF_A_KIND)
+    return pytest.param(name, check, *others, marks=pytest.mark.slow if long else ())
+
+
+@pytest.mark.parametrize(("name", "check", "backend"), [in_its_tier(*case) for case in CASES])
 def test_contract(name: str, check: str, backend: Backend, tmp_path: Path) -> None:
     CHECKS[check].run(subject(name, backend), tmp_path)
 
@@ -122,12 +131,19 @@ RECORDS_OUT = st.lists(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", [name for name in ENTRIES if subject(name).make().round])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in PROBES else ())
+        for name in ENTRIES
+        if subject(name).make().round
+    ],
+)
 def test_opted_out_records_change_no_byte_sent(name: str, backend: Backend, tmp_path: Path) -> None:
     algorithm, numbers = subject(name, backend).make(), count()
     before = bytes_sent(algorithm, tiny_federation(), tmp_path / "before")
 
-    @settings(max_examples=10, deadline=None, database=None)
+    @settings(max_examples=3 if settings.default.derandomize else 10, deadline=None, database=None)
     @given(st.tuples(*[st.tuples(RECORDS_OUT, RECORDS_OUT)] * len(TOUCHED)))
     def changes_no_byte(others: tuple[tuple[OptedOut, OptedOut], ...]) -> None:
         changed = dict(zip(TOUCHED, others, strict=True))

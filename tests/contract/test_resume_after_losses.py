@@ -24,7 +24,11 @@ from fedmoe.testing.resume import end_state
 
 ROUNDS = 6
 ALGORITHMS = {name: entry.factory(entry.config(), tiny_setup()) for name, entry in {**CATALOG, **PROBES}.items()}
-WITH_STATE = [name for name, algorithm in ALGORITHMS.items() if algorithm.keeps_client_state]
+STATEFUL = [
+    pytest.param(name, marks=pytest.mark.slow if name in PROBES else ())
+    for name, algorithm in ALGORITHMS.items()
+    if algorithm.keeps_client_state
+]
 
 
 def stop_at_question(number: int) -> Callable[[], bool]:
@@ -73,7 +77,7 @@ def finish(name: str, directory: Path, should_stop: Any = never, checkpoint_ever
     return result
 
 
-@pytest.mark.parametrize("name", [*WITH_STATE, "fedavg"])
+@pytest.mark.parametrize("name", [*STATEFUL, "fedavg"])
 def test_a_run_with_lost_replies_is_resumed(name: str, tmp_path: Path) -> None:
     whole = finish(name, tmp_path / "whole")
     assert 1 <= whole.data["abandoned_rounds"] < ROUNDS
@@ -91,15 +95,16 @@ def test_a_run_with_lost_replies_is_resumed(name: str, tmp_path: Path) -> None:
     assert [key for key in rows if key[0] == "final"] == [key for key in expected_rows if key[0] == "final"]
 
 
-@pytest.mark.parametrize("name", WITH_STATE)
-@pytest.mark.parametrize("questions", [3, 5, 6])
-def test_the_older_checkpoint_finds_the_states_that_it_needs(name: str, questions: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", STATEFUL)
+def test_the_older_checkpoint_finds_the_states_that_it_needs(name: str, tmp_path: Path) -> None:
     """Whatever was dropped when the newest one was written."""
-    whole = finish(name, tmp_path / "whole", checkpoint_every=1)
-    with pytest.raises(Stopped):
-        finish(name, tmp_path / "cut", stop_at_question(questions), checkpoint_every=1)
-    *_, older, newest = sorted((tmp_path / "cut" / "checkpoints").glob("*.safetensors"))
-    newest.write_bytes(newest.read_bytes()[:50])
-    found = end_state(finish(name, tmp_path / "cut", checkpoint_every=1))
-    assert found == {**end_state(whole), "notes": found["notes"]}
-    assert (tmp_path / "cut" / "checkpoints" / f"{newest.name}.set-aside").exists() and older.name < newest.name
+    whole = end_state(finish(name, tmp_path / "whole", checkpoint_every=1))
+    for questions in (3, 5, 6):
+        folder = tmp_path / str(questions)
+        with pytest.raises(Stopped):
+            finish(name, folder, stop_at_question(questions), checkpoint_every=1)
+        *_, older, newest = sorted((folder / "checkpoints").glob("*.safetensors"))
+        newest.write_bytes(newest.read_bytes()[:50])
+        found = end_state(finish(name, folder, checkpoint_every=1))
+        assert found == {**whole, "notes": found["notes"]}
+        assert (folder / "checkpoints" / f"{newest.name}.set-aside").exists() and older.name < newest.name

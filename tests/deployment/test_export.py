@@ -63,6 +63,7 @@ def coast(wards, tmp_path_factory):
     return export(fedmoe.load(wards.directory), "coast", tmp_path_factory.mktemp("coast"))
 
 
+@pytest.mark.slow
 def test_programs_give_the_runs_probabilities_where_fedmoe_is_not_installed(wards, tmp_path):
     table = wards.federation.table.encode(ward_rows(9, seed=3))
     numbers = torch.randn(9, FEATURES)

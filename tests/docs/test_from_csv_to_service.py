@@ -55,6 +55,7 @@ def _end_session(leader: int) -> None:
             continue  # it has ended
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (shutil.which("bash") and shutil.which("curl")), reason="the page's commands need bash and curl"
 )

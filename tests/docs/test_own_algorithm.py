@@ -35,8 +35,11 @@ def folder(parts: tuple[list[str], list[str]], tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(0, "ditto:ditto ditto\n"), (1, "passed: kill and resume (batched)\n"), (2, "")],
-    ids=["run", "check", "losses"],
+    [
+        pytest.param(0, "ditto:ditto ditto\n", id="run"),
+        pytest.param(1, "passed: kill and resume (batched)\n", id="check"),
+        pytest.param(2, "", id="losses", marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_runs(
     number: int, words: str, parts: tuple[list[str], list[str]], folder: Path, capsys: pytest.CaptureFixture[str]

@@ -39,7 +39,6 @@ from fedmoe.training.rates import Rates, RateSchedule
 
 # Who look at numbers of a client's state to predict, and what they are told: the prior mixture does in every step.
 READERS = {"ifca": (True, False), "knn_per": (True, False), "lg_fedavg": (True, False), "prior_mixture": (True,)}
-LONG = ("prior_mixture",)
 META = torch.device("meta")
 RNG = Streams(0, "test", 1, (0, 1, 2))
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
@@ -172,8 +171,12 @@ def on_meta(name):
     return entry.factory(entry.config(), setup._replace(**trainers))
 
 
+# A kind of training each: a model, a mixture, experts, heads, a second model.
+QUICK = ("fedavg", "specialist_mixture", "fedmix", "fedjets", "fedrep", "ditto", "domain_experts")
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else []) for name in {**CATALOG, **PROBES}]
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in {**CATALOG, **PROBES}]
 )
 def test_a_whole_run_of_every_algorithm_computes_on_one_device(name, tmp_path, monkeypatch):
     """Training, inference and prediction; whatever losses make themselves is made where they compute. Messages and
