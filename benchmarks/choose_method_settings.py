@@ -15,19 +15,32 @@ import argparse
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from choose_fedmix_defaults import scored_on_validation
 
 import fedmoe
 from fedmoe.config import parse_config
+from fedmoe.evaluation.answers import with_headline
 from fedmoe.federations import build_federation
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "methods_fashion_mnist.toml"
 SEED = 1000
 ROUNDS = 400
 
-# Method -> (setting, values). FedMix's server optimizer is chosen by choose_fedmix_defaults.py.
+
+class Server(NamedTuple):
+    """A server optimizer."""
+
+    name: str
+    learning_rate: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.learning_rate}"
+
+
+# Method -> (setting, values). FedMix's values are those of choose_fedmix_defaults.py, which chose for other data and
+# larger steps of the clients.
 CANDIDATES: dict[str, tuple[str, list[Any]]] = {
     "fedprox": ("algorithm.proximal_strength", [0.001, 0.01, 0.1, 1.0]),
     "scaffold": ("training.federated.learning_rate", [0.003, 0.01, 0.03, 0.1]),
@@ -37,6 +50,7 @@ CANDIDATES: dict[str, tuple[str, list[Any]]] = {
     "ifca": ("algorithm.num_clusters", [2, 4]),
     "fedem": ("algorithm.num_components", [2, 3]),
     "knn_per": ("algorithm.num_neighbors", [5, 10, 20]),
+    "fedmix": ("algorithm.server_optimizer", [Server("sgd", 1.0), Server("adam", 0.001), Server("adam", 0.01)]),
 }
 
 
@@ -52,18 +66,20 @@ def settings(method: str, key: str, value: Any) -> dict[str, Any]:
     section = config
     for name in path:
         section = section[name]
-    section[last] = value
+    section[last] = value._asdict() if isinstance(value, Server) else value
     return config
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("runs", type=Path)
+    arguments.add_argument("--methods", nargs="*", default=list(CANDIDATES), choices=list(CANDIDATES))
     asked = arguments.parse_args()
     federation = None
-    for method, (key, values) in CANDIDATES.items():
+    for method in asked.methods:
+        key, values = CANDIDATES[method]
         for value in values:
-            folder = asked.runs / f"{method}-{value}"
+            folder = asked.runs / f"{method}-{value}".replace(" ", "-")
             if not (folder / "results.json").exists():
                 config = parse_config(settings(method, key, value))
                 federation = federation or scored_on_validation(build_federation(config).federation)
@@ -74,7 +90,7 @@ def main() -> None:
 def own_accuracy(folder: Path) -> str:
     """In percent, mean over the training clients that are scored, with what they end with."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    own = [score for score in results["scores"] if score["data"] == "own" and not score["unseen"]]
+    own = [score for score in with_headline(results)["scores"] if score["data"] == "own" and not score["unseen"]]
     last = "after" if any(score["model"] == "after" for score in own) else "before"
     return f"{100 * sum(s['accuracy'] for s in own if s['model'] == last) / sum(s['model'] == last for s in own):.2f}"
 

@@ -74,8 +74,8 @@ def tried(folder: Path, pattern: str) -> list[list[str]]:
             words = ", ".join(f"{key.rpartition('.')[2]} = {row[key]:g}" for key in names)
             scores.setdefault(words, []).append(row["score"])
         means = {words: fmean(found) for words, found in scores.items()}
-        best = (max if choice["config"].endswith("spam") else min)(means.values())
-        percent = choice["config"].endswith("spam")
+        percent = not choice["config"].endswith("synthetic")
+        best = (max if percent else min)(means.values())
         for words, mean in means.items():
             text = f"{100 * mean:.1f}%" if percent else f"{mean:.2f}"
             shown = f"**{text}**" if mean == best else text

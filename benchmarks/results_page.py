@@ -14,14 +14,14 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import domain_expert_tables
+import score_tables
 from recovered_groups import HOW, recovered
 from stored_runs import Run, load, store
 
-from fedmoe.evaluation.summary import interval, summarise
+from fedmoe.evaluation.summary import summarise
 from fedmoe.report.grid import GridPoint
 from fedmoe.report.runs import StoredRun
 from fedmoe.report.sweep import entry_text, part_tables
@@ -37,119 +37,6 @@ PICTURE = re.compile(r"<!-- picture: (\w+) (\S+) -->\s*!\[[^]]*\]\((\S+?)\)")
 # Kinds of tables
 
 
-def methods(folder: Path, pattern: str) -> list[list[str]]:
-    """Accuracy in percent, mean over clients, before → after personalisation, ± 95% over seeds."""
-    runs = load(folder, pattern)
-    rows = summarise(runs)
-    parts = {"own": "own data", "global": "global", "unseen": "unseen clients", "pooled": "new client, pooled data"}
-    parts = {part: title for part, title in parts.items() if any(row[part] for row in rows)}
-    table = [["method", "seeds", *parts.values(), "worst 10% of own", "GB up and down"]]
-    for row in rows:
-        own = [run for run in runs if run["title"] == row["title"]]
-        table.append(
-            [
-                row["title"].replace("|", r"\|"),
-                ", ".join(str(run["seed"]) for run in own),
-                *(accuracy(row[part]) for part in parts),
-                f"{100 * row['own']['worst_decile']:.1f}",
-                gigabytes(own),
-            ]
-        )
-    return table
-
-
-def gigabytes(runs: Sequence[Run]) -> str:
-    """Up and down, rounds and delivery, mean over seeds."""
-    return f"{fmean(run['traffic']['bytes_up'] + run['traffic']['bytes_down'] for run in runs) / 1e9:.2f}"
-
-
-def accuracy(cell: Run | None) -> str:
-    if cell is None:
-        return "–"
-    before = "" if cell["before"] is None else f"{100 * cell['before']:.1f} → "
-    return before + f"{100 * cell['mean']:.1f}" + spread(cell["interval"])
-
-
-def spread(half_width: float | None) -> str:
-    return "" if half_width is None else f" ± {100 * half_width:.1f}"
-
-
-def choice(folder: Path, pattern: str) -> list[list[str]]:
-    """Own accuracy (and loss) of the last round's model by data set, mean over clients and seeds; against FedAvg."""
-    runs = load(folder, pattern)
-    tasks = list(dict.fromkeys(run["name"] for run in runs))
-    found = {(run["title"], run["name"], run["seed"]): own_before(run) for run in runs}
-    table = [["method", *tasks, "ahead of FedAvg, mean", "worst data set"]]
-    for title in dict.fromkeys(run["title"] for run in runs):
-        cells, ahead = [], []
-        for task in tasks:
-            own = [value for (method, data, _), value in found.items() if (method, data) == (title, task)]
-            base = [value for (method, data, _), value in found.items() if (method, data) == ("FedAvg", task)]
-            cells.append(f"{100 * fmean(a for a, _ in own):.1f} ({fmean(loss for _, loss in own):.3f})")
-            ahead.append(fmean(a for a, _ in own) - fmean(a for a, _ in base))
-        table.append([title, *cells, f"{100 * fmean(ahead):+.1f}", f"{100 * min(ahead):+.1f}"])
-    return table
-
-
-def own_before(run: Run) -> tuple[float, float]:
-    return mean_over_clients(run, "own", "accuracy"), mean_over_clients(run, "own", "loss")
-
-
-def mean_over_clients(run: Run, data: str, key: str, model: str = "before") -> float:
-    """Over the clients that took part in training; pooled data are those of a new client."""
-    wanted = (data, model, data == "pooled")
-    return fmean(score[key] for score in run["scores"] if (score["data"], score["model"], score["unseen"]) == wanted)
-
-
-def seeds(folder: Path, pattern: str) -> list[list[str]]:
-    """Accuracy before personalisation by seed: on own data and, where it was measured, of a new client; means ± 95%."""
-    runs = load(folder, pattern)
-    numbers = sorted({run["seed"] for run in runs})
-    parts = {"own": "own data", "pooled": "new client"}
-    parts = {data: name for data, name in parts.items() if any(s["data"] == data for s in runs[0]["scores"])}
-    named = [[f"{name}: seed {n}" for n in numbers] + [f"{name}: mean"] for name in parts.values()]
-    columns = [column for columns in named for column in columns]
-    table = [["method", *columns, "global: mean", "own data: less FedAvg of the same seed", "GB up and down"]]
-    fedavg = {run["seed"]: mean_over_clients(run, "own", "accuracy") for run in runs if run["title"] == "FedAvg"}
-    for title in dict.fromkeys(run["title"] for run in runs):
-        mine = {run["seed"]: run for run in runs if run["title"] == title}
-        cells = []
-        for data in parts:
-            found = {seed: mean_over_clients(run, data, "accuracy") for seed, run in mine.items()}
-            cells += [f"{100 * found[n]:.1f}" if n in found else "–" for n in numbers]
-            cells.append(over_seeds(list(found.values())))
-        balanced = [mean_over_clients(run, "global", "accuracy") for run in mine.values()]
-        ahead = [mean_over_clients(run, "own", "accuracy") - fedavg[n] for n, run in mine.items() if n in fedavg]
-        less = over_seeds(ahead) if ahead and title != "FedAvg" else "–"
-        table.append([title.replace("|", r"\|"), *cells, over_seeds(balanced), less, gigabytes(list(mine.values()))])
-    return table
-
-
-def over_seeds(values: Sequence[float]) -> str:
-    return f"{100 * fmean(values):.1f}" + spread(interval(values))
-
-
-def personal(folder: Path, pattern: str) -> list[list[str]]:
-    """Personal models less the fine-tuned ones of the same seed, mean ± 95% over seeds: accuracy in points, loss."""
-    runs = [run for run in load(folder, pattern) if any(score["model"] == "after" for score in run["scores"])]
-    base = {run["seed"]: run for run in runs if run["algorithm"] == "fine_tuned"}
-    columns = [(data, key) for key in ("accuracy", "loss") for data in ("own", "global")]
-    table = [["less fine-tuned", *(f"{data}, {key}" for data, key in columns)]]
-    for title in dict.fromkeys(run["title"] for run in runs if run["algorithm"] != "fine_tuned"):
-        cells = []
-        for data, key in columns:
-            found = [run for run in runs if run["title"] == title and run["seed"] in base]
-            ahead = [
-                mean_over_clients(run, data, key, "after") - mean_over_clients(base[run["seed"]], data, key, "after")
-                for run in found
-            ]
-            half, scale, digits = interval(ahead), *((100, 1) if key == "accuracy" else (1, 3))
-            within = "" if half is None else f" ± {scale * half:.{digits}f}"
-            cells.append(f"{scale * fmean(ahead):+.{digits}f}{within}")
-        table.append([title, *cells])
-    return table
-
-
 def groups(folder: Path, pattern: str) -> list[list[str]]:
     """Adjusted Rand index of the clients' groups against the true ones, round by round; own accuracy in the end."""
     runs = load(folder, pattern)
@@ -157,7 +44,7 @@ def groups(folder: Path, pattern: str) -> list[list[str]]:
     table = [["K", "seed", "groups by", *map(str, rounds), "own accuracy in the end"]]
     for run in runs:
         facts = [str(run["config"]["algorithm"]["num_experts"]), str(run["seed"])]
-        own = f"{100 * mean_over_clients(run, 'own', 'accuracy'):.1f}"
+        own = f"{100 * score_tables.mean_over_clients(run, 'own', 'accuracy'):.1f}"
         for how, indices in zip(HOW, recovered(run["groups"], run["usage"]), strict=True):
             table.append([*facts, how.replace("|", r"\|"), *(f"{index:.2f}" for index in indices), own])
             facts, own = [""] * len(facts), ""
@@ -173,7 +60,7 @@ def traffic(folder: Path, pattern: str) -> list[list[str]]:
         (row,) = summarise([run])
         counts = [f"{run['traffic'][key]:,}" for key in ("clients_that_sent", "opted_out_clients", "bytes_up")]
         opted_out = ", ".join(f"{key} = {value}" for key, value in run["config"]["opt_out"].items() if value)
-        table.append([opted_out, *counts, accuracy(row["own"]), accuracy(row["global"])])
+        table.append([opted_out, *counts, score_tables.accuracy(row["own"]), score_tables.accuracy(row["global"])])
     return table
 
 
@@ -258,10 +145,11 @@ KINDS: dict[str, Callable[..., list[list[str]]]] = {
     "beside": beside,
     "claims": claims,
     "headline": headline,
-    "methods": methods,
-    "choice": choice,
-    "seeds": seeds,
-    "personal": personal,
+    "methods": score_tables.methods,
+    "answers": score_tables.answers,
+    "choice": score_tables.choice,
+    "seeds": score_tables.seeds,
+    "less": score_tables.less,
     "groups": groups,
     "traffic": traffic,
     "stored": stored,

@@ -112,8 +112,36 @@ def test_groups_are_recovered_where_each_has_an_expert_of_its_own():
 
 def test_fedmix_has_the_server_optimizer_by_default_that_came_out_best():
     folder, pattern = results_page.RESULTS / "fedmix_defaults", "runs/*.json"
-    header, *rows = results_page.choice(folder, pattern)
+    header, *rows = results_page.KINDS["choice"](folder, pattern)
     ahead = {row[0]: float(row[header.index("ahead of FedAvg, mean")]) for row in rows if row[0].startswith("FedMix")}
     best = max(ahead, key=ahead.get)
     chosen = {run["title"]: run["config"]["algorithm"] for run in results_page.load(folder, pattern)}[best]
     assert FedMixConfig().server_optimizer == ServerOptimizer(**chosen["server_optimizer"])
+
+
+def stored(folder, title, seed, scores, headline=""):
+    """`scores`: (data, answer) -> accuracy; the loss is its complement."""
+    names = ["client", "unseen", "model", "data", "accuracy", "loss", "examples", "metrics", "answer"]
+    rows = [[0, False, "after", data, share, 1 - share, 10, {}, answer] for (data, answer), share in scores.items()]
+    run = {
+        "title": title, "seed": seed, "algorithm": "fedavg", "scores": [names, *rows],
+        "answers": {"headline": headline}, "traffic": {"bytes_up": 1e9, "bytes_down": 1e9}, "config": {},
+    }  # fmt: skip
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    (folder / "runs" / f"{title}-seed{seed}.json").write_text(json.dumps(run))
+
+
+def test_methods_are_compared_by_the_seeds_that_both_have_and_told_answers_stand_apart(tmp_path):
+    for seed, (own, other) in enumerate([(0.5, 0.6), (0.6, 0.8)]):
+        stored(tmp_path, "Base", seed, {("own", ""): own, ("own", "own prior"): 0.9})
+        stored(tmp_path, "Other", seed, {("own", "estimated prior"): other, ("own", ""): 0.1}, "estimated prior")
+    stored(tmp_path, "Other", 2, {("own", "estimated prior"): 0.0, ("own", ""): 0.0}, "estimated prior")
+    header, *rows = results_page.KINDS["less"](tmp_path, "runs/*.json", "Base")
+    assert header == ["less Base", "own, accuracy", "own, loss"]
+    assert [row[0] for row in rows] == ["Other", "Other, as it is"]
+    assert rows[0][1] == "+15.0 ± 63.5" and rows[0][2].startswith("-0.150")  # t(1) = 12.7, differences 0.1 and 0.2
+    methods = {row[0]: row[2] for row in results_page.KINDS["methods"](tmp_path, "runs/*.json")}
+    assert methods.keys() == {"method", "Base", "Other"} and methods["Base"].startswith("55.0")
+    answers = {row[0]: row[2] for row in results_page.KINDS["answers"](tmp_path, "runs/*.json")}
+    assert answers.keys() == {"method", "Base, own prior", "Other, as it is"}
+    assert answers["Base, own prior"] == "90.0 ± 0.0"
