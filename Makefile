@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ENGINES := .venv-engines
 
-.PHONY: demo test slow fuzz check format charts docs bench bench-peers clean
+.PHONY: demo test slow sanitize fuzz check format charts docs bench bench-peers clean
 
 demo: $(STAMP)
 	$(BIN)/fedmoe compare configs/digits.toml --dir runs/demo
@@ -18,6 +18,10 @@ test: check
 slow: $(STAMP) $(ENGINES)/.installed
 	$(BIN)/python -m pytest -m slow --ignore=tests/distributed --ignore=tests/silos
 	$(ENGINES)/bin/python tests/distributed/without_network.py $(ENGINES)/bin/python -m pytest tests/distributed tests/silos
+
+# Of it the kernels alone: under the address and undefined-behaviour sanitizers, and with narrower vectors.
+sanitize: $(STAMP)
+	$(BIN)/python -m pytest -m slow tests/native/test_sanitizers.py
 
 # `make test` runs the same examples every time; this searches for others, FUZZ_RUNS times.
 FUZZ_RUNS ?= 5

@@ -94,6 +94,26 @@ def test_fedmix_finds_clients_with_opposite_functions(targets: int, tmp_path: Pa
     assert errors["fedmix"] < 0.5 * errors["fedavg"], errors
 
 
+def test_fedmix_learns_numbers_by_side_information_and_answers_without_it(tmp_path: Path) -> None:
+    """Two functions, and each row of training says which it follows; the gate must find that out from x alone."""
+    clients = {}
+    for number in range(3):
+        x, y = rows_of(0.1 * number, targets=1, rows=120)
+        group = (x[:, 0] > 0).long()
+        clients[str(number)] = (x, torch.where(group == 1, y, -y), {"group": group})
+    errors, averaging = {}, {"server_optimizer": {"name": "sgd", "learning_rate": 1.0}}
+    for name, options in (("fedavg", {}), ("fedmix", {"num_experts": 2, "condition": "group", **averaging})):
+        table = table_of(name) | {"algorithm": {"name": name, **options}}
+        table["schedule"] = {"rounds": 30, "clients_per_round": "all"}
+        result = fedmoe.run(
+            table, federation=fedmoe.federation_from_clients(clients, task="regression"),
+            expert=lambda: nn.Linear(FEATURES, 1), gate=lambda: nn.Linear(FEATURES, 1), directory=tmp_path / name,
+        )  # fmt: skip
+        own = [score for score in result.data["scores"] if score["data"] == "own"]
+        errors[name] = np.mean([score["metrics"]["rmse"] for score in own if score["model"] == own[-1]["model"]])
+    assert errors["fedmix"] < 0.5 * errors["fedavg"], errors
+
+
 def test_what_fedmix_cannot_do_with_numbers_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a row for each class, and a regression has none"):
         run("fedmix", tmp_path)

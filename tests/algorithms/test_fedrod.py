@@ -119,9 +119,10 @@ def test_a_round_follows_the_balanced_softmax():
     torch.testing.assert_close(trees.pick(update.model, 0), dict(sorted(module.state_dict().items())))
 
 
-def test_the_personal_head_adds_to_the_generic_scores_and_alone_is_trained():
+@pytest.mark.parametrize("backend", ["batched", "sequential", "native"])
+def test_the_personal_head_adds_to_the_generic_scores_and_alone_is_trained(backend):
     """In a few lines of plain torch: a linear layer on the frozen features, by the plain cross-entropy."""
-    setup, client = tiny_setup("sequential"), 3
+    setup, client = tiny_setup(backend), 3
     setup = setup._replace(personal=setup.personal.with_settings(epochs=2))
     data = tiny_federation().data([client], opted_in_only=False)
     data = type(data)(data.train, data.train)  # validated on what it learns from, so the last copy is the best

@@ -14,7 +14,6 @@ from fedmoe.clients.per_example_cache import with_cached
 STEP_BY_STEP = {
     "domain_experts": ["group 'expert' has a loss of its own"],  # the private expert within the mixture
     "fedmix": ["and one of them is frozen"],  # fitting a new client's gate
-    "fedrod": ["group 'head' has a loss of its own"],  # a linear layer on features that were computed once
 }
 
 

@@ -17,19 +17,20 @@ import torch
 import torch.nn.functional as F
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedmoe import trees
 from fedmoe.algorithms.algorithm import Algorithm, Nothing
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, TrainingReport, Update, fedavg
 from fedmoe.algorithms.label_priors.frequencies import label_counts
 from fedmoe.algorithms.setup import AlgorithmSetup
-from fedmoe.core_types import ClientData, Examples, Tensors, Tree
-from fedmoe.models.mixture import negative_log_likelihood
+from fedmoe.core_types import ClientData, Examples, Tensors
+from fedmoe.models.network import Network
 from fedmoe.streams import Streams
-from fedmoe.training.batch import Batch, Trainable
+from fedmoe.training.batch import Batch
+from fedmoe.training.classifier import SCORE_OFFSET
 
 SMALLEST_SHARE = 1e-6  # of a label that a client does not have: its log must be finite
-GENERIC = "generic_scores"
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -61,6 +62,14 @@ def require_output_layer(setup: AlgorithmSetup) -> None:
     _ = setup.expert.num_features
 
 
+def head_network(setup: AlgorithmSetup) -> Network:
+    num_features = setup.expert.num_features
+    head = Network(lambda: nn.Linear(num_features, setup.num_classes), "head", (num_features,))
+    if setup.personal.backend == "native":
+        head.go_native()
+    return head
+
+
 def log_label_shares(examples: Examples, num_classes: int, rng: Streams | None = None) -> Tensor:
     """(S, C): the logs of the label frequencies of each client."""
     counts_SC = label_counts(examples, num_classes, rng)
@@ -86,13 +95,10 @@ def local_update(
 
 def train_head(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: Streams) -> PersonalState:
     """The body is frozen, so features and generic scores are computed once, of images that are not augmented."""
-    trainer = setup.personal.with_settings(augment=None)
+    trainer, head = setup.personal.with_settings(augment=None), head_network(setup)
     cached = data.map(lambda part: with_features(setup, shared, part))
-    size, features = len(data.train.counts), setup.expert.num_features
-    start = {"weight": torch.zeros(size, setup.num_classes, features), "bias": torch.zeros(size, setup.num_classes)}
-    groups = {"head": trainer.group(start, head_losses, cached.train)}
-    fitted = trainer.fit(groups, rng, stopping=trainer.early_stopping(head_losses, cached.validation))
-    return PersonalState(fitted.params["head"])
+    start_S = trees.stack([trees.tree_map(torch.zeros_like, head.init(0))] * len(rng.clients))
+    return PersonalState(trainer.train_classifier(head, start_S, cached, rng, stop_early=True).params["model"])
 
 
 def with_features(setup: AlgorithmSetup, shared: Broadcast, examples: Examples) -> Examples:
@@ -103,16 +109,7 @@ def with_features(setup: AlgorithmSetup, shared: Broadcast, examples: Examples) 
 
     outputs_SN = setup.personal.per_example(both, shared.model, examples)
     scores_SNC, features_SNF = outputs_SN.split([setup.num_classes, setup.expert.num_features], dim=-1)
-    return examples._replace(x=features_SNF, extra={GENERIC: scores_SNC})
-
-
-def head_losses(trainable: Trainable, _frozen: Tree, batch: Batch) -> Tensor:
-    log_probs_BC = F.log_softmax(batch.extra[GENERIC] + head_scores(trainable["head"], batch.x), dim=-1)
-    return negative_log_likelihood(log_probs_BC, batch.y)
-
-
-def head_scores(head: Tensors, features_BF: Tensor) -> Tensor:
-    return F.linear(features_BF, head["weight"], head["bias"])
+    return examples._replace(x=features_SNF, extra={SCORE_OFFSET: scores_SNC})
 
 
 def predict(setup: AlgorithmSetup, shared: Broadcast, personal: PersonalState | None, x: Tensor) -> Tensor:
@@ -120,4 +117,4 @@ def predict(setup: AlgorithmSetup, shared: Broadcast, personal: PersonalState | 
     if personal is None:
         return F.log_softmax(setup.expert(shared.model, x), dim=-1)
     scores_BC, features_BF = setup.expert.with_features(shared.model, x)
-    return F.log_softmax(scores_BC + head_scores(personal.head, features_BF), dim=-1)
+    return F.log_softmax(scores_BC + F.linear(features_BF, personal.head["weight"], personal.head["bias"]), dim=-1)

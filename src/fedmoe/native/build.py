@@ -46,8 +46,8 @@ SOURCES = (
     "training.h",
     "kernels.cpp",
 )
-# No fast-math: NaN and infinity travel as in PyTorch. The parameter is GCC's: tuning for some processors it multiplies and
-# adds in one instruction in this loop and in two in that one, and a sum would round otherwise in another company.
+# No fast-math: NaN and infinity travel as in PyTorch. The parameter is GCC's, which tunes for some processors by
+# multiplying and adding in one instruction here and in two there: an example's sum must round alike in every batch.
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "--param=avoid-fma-max-bits=0",
     "-shared", "-fPIC",

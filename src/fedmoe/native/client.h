@@ -33,6 +33,7 @@ struct Client {
   const int64_t* y;
   const float* second;        // the frozen second expert's log-probability at each row's label; else null
   const float* logit_offset;  // (classes), added to the first network's scores; or null
+  const float* score_offset;  // (rows, classes), added to them for each row; or null
   const float* class_weight;  // (classes): the loss of an example is multiplied by that of its label; or null
   float *flat, *mean, *square;
   const float* anchor;           // (P): the gradient of proximal / 2 |flat - anchor|^2 is added; or null

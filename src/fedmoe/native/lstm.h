@@ -118,7 +118,7 @@ inline void lstm_backward(const Layer& layer, const float* const* params, float*
   Indices indices(rows);
   int64_t P = a.padded(), N = a.gates(), of_level = a.directions * rows.count * P;
   float *d_outputs = scratch.floats(6, 2 * of_level), *d_below = d_outputs + of_level;
-  memset(d_outputs, 0, 2 * of_level * sizeof(float));
+  memset(d_outputs, 0, (a.levels > 1 ? 2 : 1) * of_level * sizeof(float));
   for (int64_t b = 0; dx && b < batch; b++) memset(dx + b * dx_stride, 0, layer.in_size() * sizeof(float));
   over_read_out(a, rows, [&](int64_t b, int64_t d, int64_t row, float share) {
     const float* up = dy + rows.text[b] * layer.out_stride() + d * a.H;
@@ -143,6 +143,7 @@ inline void lstm_backward(const Layer& layer, const float* const* params, float*
       else if (a.embedding >= 0) add_to_embedding(a, rows, d_inputs, stride, grads[a.embedding]);
       else add_to_examples(a, rows, d_inputs, stride, dx, dx_stride);
     }
+    if (!level) break;
     std::swap(d_outputs, d_below);
     memset(d_below, 0, of_level * sizeof(float));
   }

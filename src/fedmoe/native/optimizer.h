@@ -12,19 +12,23 @@ static void decay(const Optimizer& o, float* p, float* g, int64_t n, double at_r
   else for (int64_t i = 0; i < n; i++) g[i] += share * p[i];
 }
 
-// The numbers of one step of Adam.
+// The numbers of one step of Adam. The correction of the second moment is in the rate and in epsilon, as Kingma and Ba
+// (2015, end of Section 2) advise: one division less for each weight.
 struct AdamStep {
-  float b1, b2, c1, c2, epsilon, rate, correction;
+  float b1, b2, c1, c2, epsilon, rate;
 
   AdamStep(const Optimizer& o, int64_t step, double at_rate)
-      : b1(o.beta1), b2(o.beta2), c1(1 - o.beta1), c2(1 - o.beta2), epsilon(o.epsilon),
-        rate(at_rate / (1 - std::pow(o.beta1, step))), correction(std::sqrt(1 - std::pow(o.beta2, step))) {}
+      : b1(o.beta1), b2(o.beta2), c1(1 - o.beta1), c2(1 - o.beta2) {
+    double correction = std::sqrt(1 - std::pow(o.beta2, step));
+    epsilon = o.epsilon * correction;
+    rate = at_rate * correction / (1 - std::pow(o.beta1, step));
+  }
 
   void move(float* p, const float* g, float* mean, float* square, int64_t n) const {
     for (int64_t i = 0; i < n; i++) {
       mean[i] = b1 * mean[i] + c1 * g[i];
       square[i] = b2 * square[i] + c2 * g[i] * g[i];
-      p[i] -= rate * mean[i] / (std::sqrt(square[i]) / correction + epsilon);
+      p[i] -= rate * mean[i] / (std::sqrt(square[i]) + epsilon);
     }
   }
 };

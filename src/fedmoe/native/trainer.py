@@ -132,6 +132,7 @@ class ClientTensors(NamedTuple):
     y: Tensor
     second: Tensor | None  # (S, N): a frozen second expert's log-probability at each label
     logit_offset: Tensor | None  # (S, C): added to the first network's scores
+    score_offset: Tensor | None  # (S, N, C): added to them for each example
     class_weight: Tensor | None  # (S, C): what an example of each class counts
     flat: Tensor  # (S, P)
     mean: Tensor | None  # optimizer state, (S, P) each

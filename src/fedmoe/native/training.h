@@ -65,6 +65,8 @@ struct ClassifierStep {
     for (int64_t b = 0; b < batch; b++) {
       for (size_t m = 0; m < nets.size(); m++) scores[m] = nets[m].scores + b * nets[m].stride();
       for (int64_t c = 0; client.logit_offset && c < classes; c++) scores[0][c] += client.logit_offset[c];
+      const float* of_row = client.score_offset ? client.score_offset + at.order[b] * classes : nullptr;
+      for (int64_t c = 0; of_row && c < classes; c++) scores[0][c] += of_row[c];
       const float* second = client.second ? client.second + at.order[b] : nullptr;
       int64_t label = client.y[at.order[b]];
       float weight = client.class_weight ? client.class_weight[label] : 1.f;

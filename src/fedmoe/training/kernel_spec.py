@@ -45,5 +45,6 @@ class KernelSpec(NamedTuple):
     num_copies: int | None = None  # of the one network, in an axis of experts before its parameters' own axes
     second_SNC: Tensor | None = None  # a frozen second expert's log-probabilities
     logit_offset_SC: Tensor | None = None
+    score_offset_SNC: Tensor | None = None
     class_weight_SC: Tensor | None = None
     objective: KernelObjective | None = None

@@ -122,14 +122,16 @@ def native_epochs(
     size = len(counts)
     check_weights(group.params, flat[name], size)
     images = readable_images([kernel for _, kernel in kernels], group.data, counts)
-    check_labels(group.data.y, kernels[0][1].program.num_outputs)
+    num_outputs = kernels[0][1].program.num_outputs
+    check_labels(group.data.y, num_outputs)
     objective = spec.objective.bind(bound.starts, flat) if spec.objective else Objective(CLASSIFIER)
     tensors = ClientTensors(
         images,
         group.data.y.contiguous(),
         second_at_labels(spec.second_SNC, group.data),
-        checked_rows(spec.logit_offset_SC, "the logit offset", (size, kernels[0][1].program.num_outputs)),
-        checked_rows(spec.class_weight_SC, "the class weights", (size, kernels[0][1].program.num_outputs)),
+        checked_rows(spec.logit_offset_SC, "the logit offset", (size, num_outputs)),
+        checked_rows(spec.score_offset_SNC, "the score offset", (*group.data.y.shape, num_outputs)),
+        checked_rows(spec.class_weight_SC, "the class weights", (size, num_outputs)),
         flat[name],
         *checked_state(group.optimizer, optimizer_state, flat[name]),
         checked_rows(corrections.anchor_SP, "the weights to be pulled to", flat[name].shape),
