@@ -52,6 +52,7 @@ SEEDED = ("privacy.noise_source='seeded'",)
 MAILS = ("privacy.sampling_rate=0.2", *SEEDED)  # of 25 mails of the models' half, or of all 50
 POINTS = ("privacy.sampling_rate=0.04", "privacy.expected_batch_size=50", *SEEDED)
 PRIVATE = "prior_mixture_fashion_mnist_private"
+EPSILONS = (1000, 8, 2)  # at 1000 gradients are clipped, and hardly noised
 LARGE_BATCH = ("training.federated.batch_size=10",)
 
 
@@ -94,10 +95,10 @@ def choices() -> Iterator[tuple[str, Choice]]:
         yield f"{loss}-fedavg", Choice(synthetic, "FedAvg", (*common, *FEDERATED), rarer, grid, 1)
         yield f"{loss}-algorithm1", Choice(synthetic, "Algorithm 1", (*common, *FIRST), noise, grid, 1)
         yield f"{loss}-algorithm2", Choice(synthetic, "Algorithm 2", (*common, *SECOND), noise, grid, 1)
-    for epsilon, (method, changes) in itertools.product((8, 2), (("FedAvg", FEDERATED), ("Prior mixture", PRIORS))):
+    for epsilon, (method, changes) in itertools.product(EPSILONS, (("FedAvg", FEDERATED), ("Prior mixture", PRIORS))):
         levels = {f"ε = {epsilon}": (f"privacy.target_epsilon={epsilon}",)}
         name = f"private-{method.lower().replace(' ', '-')}-{epsilon}"
-        yield name, Choice(PRIVATE, method, changes, levels, {FEDERATED_RATE: (0.3, 1.0, 3.0)}, 1)
+        yield name, Choice(PRIVATE, method, changes, levels, {FEDERATED_RATE: (0.3, 1.0, 3.0, 10.0)}, 1)
 
 
 @lru_cache(maxsize=8)
