@@ -26,7 +26,6 @@ from fedmoe.errors import ConfigError
 from fedmoe.models.network import Network
 from fedmoe.models.text import BagOfWords
 from fedmoe.streams import Streams
-from fedmoe.training.classifier import SCORE_OFFSET
 
 EXPERT = tiny_setup().expert
 
@@ -114,7 +113,7 @@ class TestLambda:
     def test_neighbours_that_are_right_where_the_model_is_wrong_get_the_most_of_it(self):
         store = PersonalState(torch.tensor([[0.0], [10.0]]), torch.tensor([0, 1]), torch.zeros(()))
         scores = torch.tensor([[-5.0, 5.0], [5.0, -5.0]])
-        rows = examples(torch.tensor([[0.0], [10.0]]), torch.tensor([0, 1]))._replace(extra={SCORE_OFFSET: scores})
+        rows = examples(torch.tensor([[0.0], [10.0]]), torch.tensor([0, 1]))._replace(extra={"generic_scores": scores})
         assert float(best_share(KnnPerConfig(num_neighbors=1), store, rows)) == pytest.approx(0.9)
         assert best_share(KnnPerConfig(num_neighbors=1), store._replace(labels=torch.tensor([1, 0])), rows) == 0
 

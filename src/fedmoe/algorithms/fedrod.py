@@ -28,9 +28,9 @@ from fedmoe.core_types import ClientData, Examples, Tensors
 from fedmoe.models.network import Network
 from fedmoe.streams import Streams
 from fedmoe.training.batch import Batch
-from fedmoe.training.classifier import SCORE_OFFSET
 
 SMALLEST_SHARE = 1e-6  # of a label that a client does not have: its log must be finite
+GENERIC = "generic_scores"
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -98,7 +98,8 @@ def train_head(setup: AlgorithmSetup, shared: Broadcast, data: ClientData, rng: 
     trainer, head = setup.personal.with_settings(augment=None), head_network(setup)
     cached = data.map(lambda part: with_features(setup, shared, part))
     start_S = trees.stack([trees.tree_map(torch.zeros_like, head.init(0))] * len(rng.clients))
-    return PersonalState(trainer.train_classifier(head, start_S, cached, rng, stop_early=True).params["model"])
+    fitted = trainer.train_classifier(head, start_S, cached, rng, stop_early=True, score_offset=GENERIC)
+    return PersonalState(fitted.params["model"])
 
 
 def with_features(setup: AlgorithmSetup, shared: Broadcast, examples: Examples) -> Examples:
@@ -109,7 +110,7 @@ def with_features(setup: AlgorithmSetup, shared: Broadcast, examples: Examples) 
 
     outputs_SN = setup.personal.per_example(both, shared.model, examples)
     scores_SNC, features_SNF = outputs_SN.split([setup.num_classes, setup.expert.num_features], dim=-1)
-    return examples._replace(x=features_SNF, extra={SCORE_OFFSET: scores_SNC})
+    return examples._replace(x=features_SNF, extra={GENERIC: scores_SNC})
 
 
 def predict(setup: AlgorithmSetup, shared: Broadcast, personal: PersonalState | None, x: Tensor) -> Tensor:

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.fedavg import Broadcast, FedAvgConfig, fedavg
-from fedmoe.algorithms.fedrod import require_output_layer, with_features
+from fedmoe.algorithms.fedrod import GENERIC, require_output_layer, with_features
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples
 from fedmoe.models.mixture import negative_log_likelihood, shares_of_two
-from fedmoe.training.classifier import SCORE_OFFSET
 from fedmoe.training.inference import clients_of
 
 # lambda = 1 is left out: a label that no neighbour has would have probability 0, and an infinite loss.
@@ -69,7 +68,7 @@ def best_share(config: KnnPerConfig, store: PersonalState, validation: Examples)
     """The lambda with the lowest mean loss on a client's validation examples, which hold features in place of x."""
     if not len(store.labels) or not len(validation.y):
         return torch.zeros(())
-    model_BC = F.log_softmax(validation.extra[SCORE_OFFSET], dim=-1)
+    model_BC = F.log_softmax(validation.extra[GENERIC], dim=-1)
     neighbors_BC = log_vote(config, store, validation.x, model_BC.shape[-1])
     shares = torch.tensor(SHARES)
     losses = [

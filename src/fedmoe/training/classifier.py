@@ -14,7 +14,7 @@ from fedmoe.models.task import CLASSIFICATION, Classification, Task
 from fedmoe.training.batch import Batch, Trainable
 from fedmoe.training.kernel_spec import KernelSpec
 
-LOGIT_OFFSET, SCORE_OFFSET = "logit_offset", "score_offset"
+LOGIT_OFFSET = "logit_offset"
 NO_KERNEL = "the kernels know cross-entropy alone, and this is a regression"
 
 
@@ -23,17 +23,18 @@ class ClassifierLoss:
     """One loss per example for the group named "model": cross-entropy, or another task's.
 
     The frozen part "logit_offset" (S, C), where there is one, is added to each client's scores: the log-frequencies of
-    its labels, or an output bias of its own. So is "score_offset" (N, C) of the examples: what another model, which is
-    not trained, says of each.
+    its labels, or an output bias of its own. So is what the examples carry under the name `score_offset` (N, C): the
+    scores of another model, which is not trained.
     """
 
     network: Network
     task: Task = CLASSIFICATION
+    score_offset: str | None = None
 
     def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         scores_BC = self.network(trainable["model"], batch.x, training=batch.training)
-        if SCORE_OFFSET in batch.extra:
-            scores_BC = scores_BC + batch.extra[SCORE_OFFSET]
+        if self.score_offset is not None:
+            scores_BC = scores_BC + batch.extra[self.score_offset]
         if LOGIT_OFFSET in frozen:
             scores_BC = scores_BC + frozen[LOGIT_OFFSET]
         return self.task.losses(self.task.prediction(scores_BC), batch.y)
@@ -41,8 +42,8 @@ class ClassifierLoss:
     def cohort(self, trainable_S: Trainable, frozen_S: Tree, batches: Batch) -> Tensor:
         """The same for all clients of a cohort at once, (S, B), where the network reads cohorts."""
         scores_SBC = self.network.cohort(trainable_S["model"], batches.x)
-        if SCORE_OFFSET in batches.extra:
-            scores_SBC = scores_SBC + batches.extra[SCORE_OFFSET]
+        if self.score_offset is not None:
+            scores_SBC = scores_SBC + batches.extra[self.score_offset]
         return self.of_scores(scores_SBC, frozen_S, batches.y)
 
     def of_scores(self, scores_SBC: Tensor, frozen_S: Tree, y_SB: Tensor) -> Tensor:
@@ -54,8 +55,8 @@ class ClassifierLoss:
     def kernel_spec(self, _params_S: Tree, data: Examples, frozen_S: Tree) -> KernelSpec | str:
         if not isinstance(self.task, Classification):
             return NO_KERNEL
-        offsets = {"logit_offset_SC": frozen_S.get(LOGIT_OFFSET), "score_offset_SNC": data.extra.get(SCORE_OFFSET)}
-        return KernelSpec({"": self.network}, **offsets)
+        of_examples = None if self.score_offset is None else data.extra[self.score_offset]
+        return KernelSpec({"": self.network}, logit_offset_SC=frozen_S.get(LOGIT_OFFSET), score_offset_SNC=of_examples)
 
 
 @dataclass(frozen=True)

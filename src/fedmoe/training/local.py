@@ -89,13 +89,14 @@ class LocalTrainer(NamedTuple):
         proximal: Proximal | None = None,
         gradient_offset: Tree | None = None,
         logit_offset_SC: Tensor | None = None,
+        score_offset: str | None = None,
         trained_names: Collection[str] | None = None,
     ) -> Fitted:
         """On all of the clients' `data.train`; with `stop_early` the best copy by loss on `data.validation`.
 
-        For the last four see `fit.Group` and `classifier.ClassifierLoss`. The weights are `params["model"]`.
+        For the last five see `fit.Group` and `classifier.ClassifierLoss`. The weights are `params["model"]`.
         """
-        loss = self.loss(network)
+        loss = ClassifierLoss(network, self.task, score_offset)
         trained = None if trained_names is None else frozenset(trained_names)
         options = {"proximal": proximal, "gradient_offset": gradient_offset, "trained_names": trained}
         group = self.group(params_S, loss, data.train, **options)

@@ -67,7 +67,7 @@ def clipped_sums(
 
     The native kernels hold one example's gradient at a time, whatever the batch.
     """
-    if isinstance(loss, ClassifierLoss) and loss.network.native and real_RB.numel():
+    if isinstance(loss, ClassifierLoss) and loss.network.native and not loss.score_offset and real_RB.numel():
         return _native_sums(loss, layouts[name], point[name], frozen, batches, real_RB, mechanism, untrained_P)
     total_RP = torch.zeros_like(point[name])
     for start in range(0, real_RB.shape[1], mechanism.microbatch_size):
