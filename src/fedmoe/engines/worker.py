@@ -8,29 +8,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from fedmoe import trees, wire
 from fedmoe.algorithms.algorithm import Exchange, Nothing
 from fedmoe.assembly import Parts
-from fedmoe.clients.federation import take
 from fedmoe.clients.privacy_ledger import PrivacyLedger
 from fedmoe.clients.private_store import PrivateStore
-from fedmoe.core_types import ClientId, Examples, Tree
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.encoding import Bytes
 from fedmoe.encoding import Parts as EncodedParts
 from fedmoe.engines.private_replies import OpenLedger, PrivateReplies
 from fedmoe.engines.protocol import exchanges_of
 from fedmoe.engines.requests import Header, read_request
+from fedmoe.engines.scoring import Scorer
 from fedmoe.engines.state_versions import NONE
 from fedmoe.errors import FedmoeError, MessageError
-from fedmoe.evaluation.metrics import Measured, Score, score_examples
 from fedmoe.evaluation.personal_model import PersonalModel
-from fedmoe.evaluation.score_message import VALIDATION, score_message
+from fedmoe.evaluation.score_message import score_message
 from fedmoe.private_steps import PrivateSteps
-from fedmoe.streams import Streams, torch_stream
-from fedmoe.training.devices import predicting_on
-from fedmoe.training.inference import clients_of
+from fedmoe.streams import Streams
 
 
 class Worker:
@@ -51,8 +46,7 @@ class Worker:
         """
         self._parts = parts
         self.algorithm, self.federation, self.config = parts.algorithm, parts.federation, parts.config
-        self.metrics, self.task, self.device = parts.metrics, parts.task, parts.device
-        self.seed = parts.config.seed
+        self.seed, self._scorer = parts.config.seed, Scorer(parts)
         self._open_store, self._keep_model = partial(open_store, store, run_id), keep_model
         self._open_store().close()  # here, once: of several workers that make a new file, one finds it locked
         self._store: PrivateStore | None = None
@@ -167,8 +161,11 @@ class Worker:
         clients = header["clients"]
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = self._client_states(received, header)
-        scored = (self._scores(*one, header["final"]) for one in zip(received, states, clients, strict=True))
-        messages = [score_message(scores, tuple(self.algorithm.scored_answers)) for scores in scored]
+        answers = tuple(self.algorithm.scored_answers)
+        messages = [
+            score_message(self._scorer.scores(client, shared, state, self._final(client, header["final"])), answers)
+            for client, shared, state in zip(clients, received, states, strict=True)
+        ]
         if header["send"] and all(map(self._sends_scores, clients)):
             reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
             return wire.pack(reply, list(map(wire.encode, messages)))
@@ -195,24 +192,13 @@ class Worker:
             raise MessageError(f"clients {clients} do not send scores: evaluation.clients_asked says so.")
         received = self._received(self.algorithm.delivery[-1], header, blobs)
         states = self._client_states(received, header)
-        scored = [self._validation_scores(*one) for one in zip(received, states, clients, strict=True)]
+        scored = map(self._scorer.validation_scores, clients, received, states)
         reply = {"reply_to": header["reply_to"], "groups": [[client] for client in clients]}
         return wire.pack(reply, [wire.encode(score_message(scores)) for scores in scored])
 
-    def _validation_scores(self, shared: Tree, state: Tree, client: ClientId) -> list[Score]:
-        (rows,) = clients_of(self.federation.data([client], opted_in_only=True).validation)
-        if not len(rows.y):
-            return []
-        predict = predicting_on(self.device, self.algorithm.predict, shared, state, None)
-        found = self._with_own_metrics(
-            score_examples(predict, rows, self.metrics, self.task),
-            shared, state, None, rows,
-        )  # fmt: skip
-        return [Score(client, False, "before", VALIDATION, *found[:4], reliability=found.reliability)]
-
     def personal_model(self, delivered: Tree, client: ClientId, state: int, final: int | None) -> PersonalModel:
         own = self._client_state(delivered, client, state)
-        personal = None if final is None else self.store.load("final", self.algorithm.personal_type, client, final)
+        personal = self._final(client, final)
         self.close()
         return self._parts.personal_model({"broadcast": delivered, "client": own, "personal": personal}, client)
 
@@ -228,55 +214,6 @@ class Worker:
     def _sends_scores(self, client: ClientId) -> bool:
         wanted = self.config.evaluation.clients_asked
         return wanted == "all" or (wanted == "opted_in" and self.federation.may_send(client))
-
-    def _scores(self, shared: Tree, state: Tree, client: ClientId, final: int | None) -> list[Score]:
-        trains = self.algorithm.round or self.algorithm.after_rounds or self.algorithm.personalize is None
-        models: dict[str, Tree | None] = {"before": None} if trains else {}
-        if final is not None:
-            models["after"] = self.store.load("final", self.algorithm.personal_type, client, final)
-        pooled, validates = client == self.federation.pooled, self.federation.validates(client)
-        own = "pooled" if pooled else "tuning" if validates else "own"
-        parts = {own: self.federation.load(client).test, "global": self.federation.global_test}
-        if self.federation.global_validation is not None:
-            parts["global_validation"] = self.federation.global_validation
-        return [
-            self._score(name, shared, state, personal, client, model, data, rows)
-            for model, personal in models.items()
-            for data, rows in parts.items()
-            for name, answer in self.algorithm.scored_answers.items()
-            if len(rows.y) and model in answer.models and data in answer.data
-        ]
-
-    def _score(
-        self,
-        name: str,
-        shared: Tree,
-        state: Tree,
-        personal: Tree,
-        client: ClientId,
-        model: str,
-        data: str,
-        rows: Examples,
-    ) -> Score:
-        """Questions answered together are drawn by the seed: in the order of the data, labels may be sorted."""
-        answer = self.algorithm.scored_answers[name]
-        if answer.batch_size:
-            rows = take(rows, torch.randperm(len(rows.y), generator=torch_stream(self.seed, "questions", client, data)))
-        predict = predicting_on(self.device, answer.predict, shared, state, personal)
-        found = score_examples(predict, rows, self.metrics, self.task, answer.batch_size)
-        found = self._with_own_metrics(found, shared, state, personal, rows)
-        chosen = answer.is_candidate and self.algorithm.choice is not None and self.algorithm.choice(personal) == name
-        unseen = client >= self.federation.num_clients
-        return Score(client, unseen, model, data, *found[:4], name, chosen, found.reliability)
-
-    def _with_own_metrics(
-        self, found: Measured, shared: Tree, state: Tree, personal: Tree | None, rows: Examples
-    ) -> Measured:
-        """The algorithm's own metrics beside the others."""
-        if self.algorithm.measure is None:
-            return found
-        own = self.algorithm.measure(shared, state, personal, rows)
-        return found._replace(metrics={**found.metrics, **{name: float(own[name]) for name in self.algorithm.measured}})
 
     def _work_in_private(
         self,
@@ -328,6 +265,10 @@ class Worker:
         if version == NONE:
             return self.algorithm.init_client(shared, client, self.seed)
         return self.store.load("client", self.algorithm.client_type, client, version)
+
+    def _final(self, client: ClientId, version: int | None) -> Tree | None:
+        """What personalisation ended with, if there was one."""
+        return None if version is None else self.store.load("final", self.algorithm.personal_type, client, version)
 
     def _keep(self, kind: str, clients: Sequence[ClientId], state_S: Tree, version: int) -> None:
         """`state_S` may be a list, one state for each client, where they differ in shape."""
