@@ -14,7 +14,8 @@ from builders import make_expert, make_gate, read_private, tiny_config, tiny_fed
 from fedmoe.algorithms.partial_personalization import aggregate
 from fedmoe.audit import audit_labels
 from fedmoe.clients.own_data import federation_from_clients
-from fedmoe.config import OptOutConfig, parse_config
+from fedmoe.config import parse_config
+from fedmoe.config_sections import OptOutConfig
 from fedmoe.errors import RunError
 from fedmoe.evaluation.label_attacks import Observed, attacks_on, bias_change
 from fedmoe.evaluation.label_leakage import normalised_shares

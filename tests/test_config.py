@@ -8,8 +8,9 @@ from fedmoe.aggregation.server_optimizer import ServerOptimizer
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.algorithms.fedavg import FedAvgConfig
 from fedmoe.algorithms.fedmix.states import FedMixConfig
-from fedmoe.config import EngineConfig, ExperimentConfig, parse_config, read_config
+from fedmoe.config import ExperimentConfig, parse_config, read_config
 from fedmoe.config_errors import OLD_KEYS, OLD_VALUES, known_keys
+from fedmoe.config_sections import EngineConfig
 from fedmoe.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))

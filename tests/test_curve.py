@@ -9,7 +9,8 @@ import pytest
 from builders import make_common_expert, make_expert, make_gate, read_private, tiny_config, tiny_federation, tiny_setup
 from contract.probes import EVERY_NAME, PROBES
 from fedmoe.algorithms.catalog import CATALOG
-from fedmoe.config import EvaluationConfig, ExperimentConfig
+from fedmoe.config import ExperimentConfig
+from fedmoe.config_sections import EvaluationConfig
 from fedmoe.engines.session import Session
 from fedmoe.errors import Stopped
 from fedmoe.evaluation.curve import curve_point

@@ -11,7 +11,7 @@ from builders import OPTED_OUT, PARTICIPANTS, make_expert, make_gate, tiny_confi
 from contract.probes import PROBES
 from fedmoe.algorithms.catalog import CATALOG
 from fedmoe.clients.federation import examples
-from fedmoe.config import EvaluationConfig
+from fedmoe.config_sections import EvaluationConfig
 from fedmoe.errors import RunError, Stopped
 from fedmoe.experiment import Ended, run_events
 from fedmoe.report.notes import notes

@@ -13,7 +13,7 @@ from builders import OPTED_OUT, make_expert, make_gate, read_private, tiny_confi
 from fedmoe.algorithms.algorithm import Algorithm
 from fedmoe.algorithms.fedavg import FedAvgConfig, fedavg
 from fedmoe.algorithms.setup import AlgorithmSetup
-from fedmoe.config import EvaluationConfig
+from fedmoe.config_sections import EvaluationConfig
 from fedmoe.errors import RunError
 from fedmoe.result import Result
 

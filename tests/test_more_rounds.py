@@ -9,7 +9,7 @@ import pytest
 from builders import make_common_expert, make_expert, make_gate, tiny_config, tiny_federation, tiny_setup
 from contract.probes import PROBES
 from fedmoe.algorithms.catalog import CATALOG
-from fedmoe.config import EvaluationConfig
+from fedmoe.config_sections import EvaluationConfig
 from fedmoe.errors import RunError, Stopped
 from fedmoe.experiment import Started, run_events
 from fedmoe.testing.resume import end_state

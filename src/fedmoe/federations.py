@@ -15,8 +15,9 @@ from fedmoe.clients.generated import generated_federation
 from fedmoe.clients.opt_out import OptOut, opt_out
 from fedmoe.clients.own_data import federation_from_clients
 from fedmoe.clients.own_table import federation_from_table, rows_by_client
-from fedmoe.config import ExperimentConfig, OptOutConfig
+from fedmoe.config import ExperimentConfig
 from fedmoe.config_errors import nearest
+from fedmoe.config_sections import OptOutConfig
 from fedmoe.data.cells import text, texts
 from fedmoe.data.dataset import Dataset
 from fedmoe.data.lexicon import hash_vocabulary, keep_words, limit_vocabulary

@@ -15,7 +15,7 @@ from builders import Around, make_common_expert, make_gate, tiny_config, tiny_fe
 from contract.probes import PROBES
 from fedmoe import wire
 from fedmoe.algorithms.catalog import CATALOG
-from fedmoe.config import EvaluationConfig
+from fedmoe.config_sections import EvaluationConfig
 from fedmoe.engines.catalog import open_transport
 from fedmoe.errors import Stopped
 from fedmoe.experiment import never, run_events

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from fedmoe.clients.federation import Federation
-from fedmoe.config import EngineConfig, ExperimentConfig
+from fedmoe.config import ExperimentConfig
+from fedmoe.config_sections import EngineConfig
 from fedmoe.errors import ConfigError
 from fedmoe.evaluation.metric_catalog import ALWAYS_MEASURED
 from fedmoe.models.network import Network

@@ -9,7 +9,8 @@ import torch
 
 from fedmoe.clients.federation import Federation, Records, examples
 from fedmoe.clients.own_data import federation_from_clients
-from fedmoe.config import ExperimentConfig, OptOutConfig
+from fedmoe.config import ExperimentConfig
+from fedmoe.config_sections import OptOutConfig
 from fedmoe.core_types import ClientId, Examples
 from fedmoe.errors import ConfigError, DataError
 from fedmoe.partition.split import Indices
