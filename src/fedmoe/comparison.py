@@ -1,9 +1,10 @@
 """Several algorithms on one split and the same seeds. Algorithms with the same rounds train them once."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedmoe.algorithms.catalog import find
 from fedmoe.clients.federation import Federation
@@ -16,6 +17,10 @@ from fedmoe.report.page import scores_section
 from fedmoe.report.text import summary_text
 from fedmoe.result import Result
 from fedmoe.storage.results import read_results
+
+# What the rounds of a run do not depend on; nor does it make a finished run another one, but for the last two.
+NOT_IN_ROUNDS = ("name", "compare", "engine")
+AFTER_ROUNDS = ("local", "personal")
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,9 @@ def compare_events(
     should_stop: Callable[[], bool] = never,
 ) -> Iterator[tuple[Member, Event]]:
     """Run after run, event after event; a comparison that was stopped resumes."""
-    trained: dict[tuple[Any, ...], Path] = {}
+    trained: dict[str, Path] = {}
     for member in members(config, directory, seeds):
-        key = _rounds_key(member.config)
+        key = rounds_key(member.config)
         for event in run_events(
             member.config,
             member.directory,
@@ -111,14 +116,16 @@ def _require_seeds(seeds: Sequence[int]) -> None:
             raise ConfigError(f"seed {seed} is there twice, which would count one run as two. Name each seed once.")
 
 
-def _rounds_key(config: ExperimentConfig) -> tuple[Any, ...] | None:
-    """Of what the rounds depend on: the settings that the algorithm shares with the one whose rounds it has.
+def rounds_key(config: ExperimentConfig) -> str | None:
+    """Runs with equal keys have the same rounds: one trains them, the others start where they ended.
 
-    With priors a shared model is calibrated after its rounds, so that its last checkpoint is no start for others.
+    None for an algorithm whose rounds are its own.
     """
-    choice = config.algorithm
-    rounds = choice.entry.rounds
-    if rounds is None or (config.evaluation.priors and choice.name == rounds):
+    rounds = config.algorithm.entry.rounds
+    if rounds is None:
         return None
-    options = choice.options()
-    return rounds, config.seed, *(repr(getattr(options, name)) for name in find(rounds).config.__dataclass_fields__)
+    options = config.algorithm.options()
+    shared = {name: repr(getattr(options, name)) for name in find(rounds).config.__dataclass_fields__}
+    table = config.model_dump(mode="json", exclude={*NOT_IN_ROUNDS, "algorithm"})
+    table["training"] = {stage: value for stage, value in table["training"].items() if stage not in AFTER_ROUNDS}
+    return json.dumps([rounds, shared, table], sort_keys=True)

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from fedmoe import assembly
+from fedmoe import assembly, trees
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
 from fedmoe.clients.privacy_ledger import ledger_beside
 from fedmoe.config import ExperimentConfig
-from fedmoe.core_types import ClientId
+from fedmoe.core_types import ClientId, Tree
 from fedmoe.engines.catalog import Connect, open_transport
 from fedmoe.engines.delivery import save_delivery
 from fedmoe.engines.session import Session
@@ -135,10 +135,15 @@ def _with_recorded_choices(config: ExperimentConfig, run: RunDirectory) -> Exper
 
 def _adopt(rounds_of: Path, run: RunDirectory, parts: Parts, run_id: str) -> tuple[str | None, list[str]]:
     """Whose rounds were adopted, if any were, and what there is to say."""
+    start, field = parts.algorithm.init_server(parts.config.seed), parts.algorithm.rounds_field
+
+    def server_with(state: Tree) -> Tree:
+        trained = trees.from_named(type(getattr(start, field) if field else start), trees.to_named(state))
+        return start._replace(**{field: trained}) if field else trained
+
     source = RunDirectory(rounds_of)
-    known = source.read_config()
-    run_ids = (known["recorded"]["run_id"], run_id)
-    adopted, notes = adopt_rounds(source, run, parts.algorithm.server_type, run_ids)
+    known, rounds = source.read_config(), read_results(rounds_of)["rounds"]
+    adopted, notes = adopt_rounds(source, run, rounds, (known["recorded"]["run_id"], run_id), server_with)
     return (known["algorithm"]["name"] if adopted else None), notes
 
 

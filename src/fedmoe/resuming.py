@@ -98,6 +98,7 @@ def checkpoint_session(run: RunDirectory, run_id: str, session: Session) -> None
         "evaluation": session.evaluation_manifest.for_checkpoint(),
         "metrics": run.metrics_state(),
         "ended_after": session.ended_after,
+        "rounds_field": session.algorithm.rounds_field,
     }
     save_checkpoint(run.checkpoints, Checkpoint(session.step, session.server, note), run_id, session.num_rounds)
     session.drop_superseded(oldest_round(run.checkpoints))

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from fedmoe.comparison import rounds_key
 from fedmoe.errors import ConfigError
 from fedmoe.sweeps.outcome import gather
-from fedmoe.sweeps.plan import folder_of, is_finished, parse_grid, plan, rounds_key
+from fedmoe.sweeps.plan import folder_of, is_finished, parse_grid, plan
 
 CONFIG = """
 name = "small"

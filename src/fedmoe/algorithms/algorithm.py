@@ -274,6 +274,8 @@ class Algorithm(NamedTuple):
     validation: Validation | None = None
     # After the last round, one after another, each of every client that opted in, each aggregated: calibration.
     after_rounds: tuple[Exchange, ...] = ()
+    # Where what follows the rounds has a part of the server's state to itself: the field that holds the rest of it.
+    rounds_field: str | None = None
     # Private parts that clients release to the others; runs after all that, and only where the config allows it.
     release: Exchange | None = None
     # What every client is sent once beside the networks' own frozen weights, and nobody trains: a common expert.

@@ -74,16 +74,19 @@ def load_newest(
     usable: Callable[[Checkpoint], str | None] = anything,
     *,
     set_aside: bool = True,
+    up_to: int | None = None,
 ) -> tuple[Checkpoint | None, list[str]]:
     """The newest usable checkpoint, and a sentence for each newer file that was passed over and set aside.
 
     `usable` returns the reason why a checkpoint that is whole cannot be used after all, or None. Who only looks at a
-    run leaves files where they are: `set_aside=False`.
+    run leaves files where they are: `set_aside=False`. Files of rounds after `up_to` are not looked at. With the type
+    `dict` a state is read as names within names, whatever it was.
     """
     _refuse_earlier_format(folder)
     passed_over: list[tuple[Path, str]] = []
     found_one: tuple[Checkpoint, str] | None = None
-    for path in _newest_first(folder):
+    files = (path for path in _newest_first(folder) if up_to is None or _round_of(path) <= up_to)
+    for path in files:
         found = _read(path, server_type, run_id)
         reason = found if isinstance(found, str) else usable(found)
         if isinstance(found, Checkpoint) and reason is None:
@@ -132,7 +135,8 @@ def _read(path: Path, server_type: type[Tree], run_id: str) -> Checkpoint | str:
     if int(metadata["round"]) != _round_of(path):
         return f"holds round {metadata['round']} under another name"
     try:
-        server = trees.from_named(server_type, decode_tensors(content))
+        named = decode_tensors(content)
+        server = trees.nested(named) if server_type is dict else trees.from_named(server_type, named)
     except MessageError as error:
         raise RunError(
             f"{path} does not fit this algorithm: {error} Finish the run with the version of fedmoe that began it, or "

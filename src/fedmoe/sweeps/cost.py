@@ -13,12 +13,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from fedmoe.comparison import rounds_key
 from fedmoe.config import ExperimentConfig
 from fedmoe.engines.embedded import default_workers
 from fedmoe.errors import FedmoeError, RunError
 from fedmoe.explain import explain
 from fedmoe.storage.files import make_private_folder, read_bytes, write_atomically
-from fedmoe.sweeps.plan import Cell, rounds_key
+from fedmoe.sweeps.plan import Cell
 from fedmoe.sweeps.preparation import untrained_common_expert
 
 CELL_SECONDS = 3.0  # to read the data and to write the results, whatever is between them

@@ -7,17 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmoe.comparison import members
+from fedmoe.comparison import NOT_IN_ROUNDS, members
 from fedmoe.config import ExperimentConfig, read_config
 from fedmoe.errors import ConfigError, RunError
 from fedmoe.report.grid import Point, words_of
 from fedmoe.storage.finished import changed_since_finished
 from fedmoe.storage.results import read_results
 from fedmoe.storage.rundir import RunDirectory
-
-# What the rounds of a run do not depend on; nor does it make a finished run another one, but for the last two.
-NOT_IN_ROUNDS = ("name", "compare", "engine")
-AFTER_ROUNDS = ("local", "personal")
 
 
 class Cell(NamedTuple):
@@ -110,23 +106,6 @@ def folder_of(point: Point) -> str:
 
 def short(key: str) -> str:
     return key.rpartition(".")[2]
-
-
-def rounds_key(config: ExperimentConfig) -> str | None:
-    """Cells with equal keys have the same rounds: one trains them, the others start where they ended.
-
-    None for an algorithm whose rounds are its own.
-    """
-    rounds = config.algorithm.entry.rounds
-    if rounds is None:
-        return None
-    from fedmoe.algorithms.catalog import find
-
-    options = config.algorithm.options()
-    shared = {name: repr(getattr(options, name)) for name in find(rounds).config.__dataclass_fields__}
-    table = config.model_dump(mode="json", exclude={*NOT_IN_ROUNDS, "algorithm"})
-    table["training"] = {stage: value for stage, value in table["training"].items() if stage not in AFTER_ROUNDS}
-    return json.dumps([rounds, shared, table], sort_keys=True)
 
 
 def is_finished(cell: Cell) -> bool:

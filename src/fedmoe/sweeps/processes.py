@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from fedmoe.comparison import rounds_key
 from fedmoe.engines.embedded import default_workers
 from fedmoe.errors import RunError, Stopped
 from fedmoe.experiment import never
-from fedmoe.sweeps.plan import Cell, is_finished, rounds_key
+from fedmoe.sweeps.plan import Cell, is_finished
 
 PATIENCE = 0.2  # seconds between looks at whether to stop
 LEAVING_SECONDS = 120.0  # for the round that is under way, and its checkpoint

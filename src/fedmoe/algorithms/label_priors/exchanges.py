@@ -80,6 +80,7 @@ def with_calibration(
         round=tuple(map(_on_shared, algorithm.round)),
         validation=validation and validation._replace(exchange=_on_shared(validation.exchange)),
         after_rounds=tuple(ask(number) for number in range(1, config.exchanges + 1)),
+        rounds_field="shared",
         delivery=(
             *map(_on_shared, algorithm.delivery[:-1]),
             _on_shared(algorithm.delivery[-1])._replace(broadcast=deliver, broadcast_type=sent_type),
