@@ -49,14 +49,18 @@ def written(drawing: Figure) -> str:
 
 
 def trade_off(runs: Sequence[Run]) -> str:
-    """What each method buys (own accuracy) and costs (global accuracy), with 95% intervals over seeds."""
+    """What each method buys (own accuracy) and costs (global accuracy), with 95% intervals over seeds.
+
+    Of each method its own answer, not those with other label frequencies.
+    """
     found = figures.trade_off(runs)
     assert found, "these runs have no scores"
+    titles = list(dict.fromkeys(run["title"] for run in runs))
     with plt.rc_context(STYLE):
         drawing, axes = plt.subplots(figsize=(6.4, 4.2))
-        for point in found.data["points"]:
+        for point in (point for point in found.data["points"] if point["name"] in titles):
             x, y, x_half, y_half = (100 * point[key] for key in ("x", "y", "x_half", "y_half"))
-            colour = COLOURS[point["place"] % len(COLOURS)]
+            colour = COLOURS[titles.index(point["name"]) % len(COLOURS)]
             axes.errorbar(
                 x, y, y_half or None, x_half or None, fmt="o", color=colour, markersize=8, label=point["name"]
             )

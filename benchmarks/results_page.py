@@ -5,7 +5,8 @@
     python benchmarks/results_page.py write                             # every generated table and picture anew
 
 A page marks the place of a table: `<!-- table: KIND runs/PATTERN -->`, the table, `<!-- /table -->`; kinds are below.
-docs/results.md and README.md take runs of every folder, and name a file of configs/reproduce/ after the pattern.
+Several patterns are separated by commas. docs/results.md and README.md take runs of every folder, and name a file of
+configs/reproduce/ after the pattern.
 `<!-- picture: KIND runs/PATTERN -->` before an image is drawn from runs likewise (kinds: picture.py).
 tests/test_results_pages.py compares the tables with the stored runs, so neither changes without the other.
 """
@@ -115,19 +116,6 @@ def claims(folder: Path, pattern: str, name: str) -> list[list[str]]:
     return [["claim", *CLAIM], *lines]
 
 
-def headline(folder: Path, pattern: str, name: str) -> list[list[str]]:
-    """One point of a table: a row for each method, ours beside what was printed."""
-    made = reproduction(name)
-    points = points_of(made, load(folder, pattern))
-    tables = part_tables(points, paper_part(made, points))
-    head = ["method", *(words for table in tables for words in (table.title.lower(), "published"))]
-    rows = [
-        [title, *(text for table in tables for text in (table.rows[0][1][n].ours, table.rows[0][1][n].published))]
-        for n, title in enumerate(tables[0].methods)
-    ]
-    return [head, *rows]
-
-
 def by_user(folder: Path, pattern: str) -> list[list[str]]:
     return domain_expert_tables.by_user(load(folder, pattern))
 
@@ -144,8 +132,8 @@ CLAIM = ("at", "difference", "seeds", "verdict")
 KINDS: dict[str, Callable[..., list[list[str]]]] = {
     "beside": beside,
     "claims": claims,
-    "headline": headline,
     "methods": score_tables.methods,
+    "brief": score_tables.brief,
     "answers": score_tables.answers,
     "choice": score_tables.choice,
     "seeds": score_tables.seeds,

@@ -18,6 +18,13 @@ def methods(folder: Path, pattern: str) -> list[list[str]]:
     return scores_of(load(folder, pattern), headlines=True)
 
 
+def brief(folder: Path, pattern: str) -> list[list[str]]:
+    """Of these columns the ones that a first reader asks for."""
+    header, *rows = methods(folder, pattern)
+    shown = [header.index(name) for name in ("method", "own data", "global", "unseen clients", "GB up and down")]
+    return [[line[column] for column in shown] for line in (header, *rows)]
+
+
 def answers(folder: Path, pattern: str) -> list[list[str]]:
     """The same of the further answers of methods, such as those with label frequencies that were told or estimated."""
     return scores_of(load(folder, pattern), headlines=False)

@@ -130,9 +130,10 @@ def one_line_per_key(run: Run) -> str:
     return "{\n " + ",\n ".join(lines) + "\n}\n"
 
 
-def load(folder: Path, pattern: str) -> list[Run]:
+def load(folder: Path, patterns: str) -> list[Run]:
     """In the order of the catalog, then of titles and seeds. Scores as `summarise` reads them."""
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(pattern))]
+    paths = sorted({path for pattern in patterns.split(",") for path in folder.glob(pattern)})
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     for run in runs:
         names, *rows = run["scores"]
         columns = (dict(zip(names, row, strict=True)) for row in rows)
