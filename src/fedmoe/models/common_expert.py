@@ -90,6 +90,14 @@ class CommonExpert:
         with torch.no_grad():
             return F.log_softmax(self.network({}, x) / self.temperature, dim=-1)
 
+    def answers_and_embedding(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """(B,) the likeliest classes, none where it cannot predict, and the embedding: by one pass."""
+        if not self.can_predict:
+            return None, self.embed(x)
+        with torch.no_grad():
+            scores_BC, embedding_BF = self.network.with_features({}, x)
+        return scores_BC.argmax(-1), embedding_BF
+
     def _check(self, x: Tensor, num_classes: int) -> None:
         if self.can_predict:
             self.network.check_output(x, num_classes)

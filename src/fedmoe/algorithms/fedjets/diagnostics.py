@@ -82,12 +82,13 @@ def measure(
     rights, choices, sure, common_rights = [], [], [], []
     with torch.no_grad():
         for x, y in zip(rows.x.split(CHUNK), rows.y.split(CHUNK), strict=True):
-            log_scores_BM = log_scores(router, shared.router, common.embed(x))
+            common_answer_B, embedding_BF = common.answers_and_embedding(x)
+            log_scores_BM = log_scores(router, shared.router, embedding_BF)
             rights.append((log_probs_of(expert, experts, Batch(x, y, {})).argmax(-1) == y).T)
             choices.append(best_held(log_scores_BM, held))
             sure.append(confidence(log_scores_BM, held))
-            if common.can_predict:
-                common_rights.append(common.log_probs(x).argmax(-1) == y)
+            if common_answer_B is not None:
+                common_rights.append(common_answer_B == y)
     right_BH, choice_B = torch.cat(rights), torch.cat(choices)
     chosen_right_B = right_BH.gather(1, choice_B[:, None])[:, 0]
     count = len(shared.router["second.bias"])
