@@ -22,6 +22,7 @@ import score_tables
 from recovered_groups import HOW, recovered
 from stored_runs import Run, load, store
 
+from fedmoe.evaluation.answers import with_headline
 from fedmoe.evaluation.summary import summarise
 from fedmoe.report.grid import GridPoint
 from fedmoe.report.runs import StoredRun
@@ -84,6 +85,11 @@ def points_of(made: Reproduction, runs: Sequence[Run]) -> list[GridPoint]:
     return [GridPoint(point, stored_runs) for point, stored_runs in sorted(found.items(), key=str)]
 
 
+def as_published(folder: Path, pattern: str) -> list[Run]:
+    """Without the further answers of methods: papers print one for each."""
+    return [with_headline(run) for run in load(folder, pattern)]
+
+
 def setting(config: Run, key: str) -> Any:
     for part in key.split("."):
         config = config[part]
@@ -97,7 +103,7 @@ def reproduction(name: str) -> Reproduction:
 def beside(folder: Path, pattern: str, name: str) -> list[list[str]]:
     """Our mean ± 95% over seeds, and in brackets what the paper printed, at each point of one of its tables."""
     made = reproduction(name)
-    points = points_of(made, load(folder, pattern))
+    points = points_of(made, as_published(folder, pattern))
     tables = part_tables(points, paper_part(made, points))
     head = ["scored on", *tables[0].keys, *(title.replace("|", r"\|") for title in tables[0].methods), "seeds"]
     rows = [
@@ -111,7 +117,7 @@ def beside(folder: Path, pattern: str, name: str) -> list[list[str]]:
 def claims(folder: Path, pattern: str, name: str) -> list[list[str]]:
     """The claims of a paper, decided by the differences of runs with the same seed, in points."""
     made = reproduction(name)
-    found = paper_part(made, points_of(made, load(folder, pattern))).claims
+    found = paper_part(made, points_of(made, as_published(folder, pattern))).claims
     lines = [[claim["says"], *(str(line[key]) for key in CLAIM)] for claim in found for line in claim["lines"]]
     return [["claim", *CLAIM], *lines]
 
