@@ -19,6 +19,7 @@ from fedmoe.report import figures
 
 COLOURS = ("#0067a8", "#c2500a", "#00805c", "#a03a86", "#8a6900", "#5b4fc4", "#b3263a", "#4d5b69")
 DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D")
 SYSTEMS = {"ours": COLOURS[0], "Flower": COLOURS[1], "pfl": COLOURS[2], "fedjax": COLOURS[3]}
 STYLE = {
     "svg.hashsalt": "fedmoe",  # ids that do not change from one drawing to the next
@@ -60,10 +61,9 @@ def trade_off(runs: Sequence[Run]) -> str:
         drawing, axes = plt.subplots(figsize=(6.4, 4.2))
         for point in (point for point in found.data["points"] if point["name"] in titles):
             x, y, x_half, y_half = (100 * point[key] for key in ("x", "y", "x_half", "y_half"))
-            colour = COLOURS[titles.index(point["name"]) % len(COLOURS)]
-            axes.errorbar(
-                x, y, y_half or None, x_half or None, fmt="o", color=colour, markersize=8, label=point["name"]
-            )
+            turn, place = divmod(titles.index(point["name"]), len(COLOURS))
+            look = {"fmt": MARKERS[turn], "color": COLOURS[place], "markersize": 8}
+            axes.errorbar(x, y, y_half or None, x_half or None, label=point["name"], **look)
         axes.legend(frameon=False)
         axes.set(xlabel="Accuracy on the balanced global test, %", ylabel="Accuracy on clients' own test data, %")
         return written(drawing)
