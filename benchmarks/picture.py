@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
+from fedmoe.evaluation.answers import with_headline
 from fedmoe.report import figures
 
 COLOURS = ("#0067a8", "#c2500a", "#00805c", "#a03a86", "#8a6900", "#5b4fc4", "#b3263a", "#4d5b69")
@@ -54,14 +55,13 @@ def trade_off(runs: Sequence[Run]) -> str:
 
     Of each method its own answer, not those with other label frequencies.
     """
-    found = figures.trade_off(runs)
+    found = figures.trade_off([with_headline(run) for run in runs])
     assert found, "these runs have no scores"
-    titles = list(dict.fromkeys(run["title"] for run in runs))
     with plt.rc_context(STYLE):
         drawing, axes = plt.subplots(figsize=(6.4, 4.2))
-        for point in (point for point in found.data["points"] if point["name"] in titles):
+        for point in found.data["points"]:
             x, y, x_half, y_half = (100 * point[key] for key in ("x", "y", "x_half", "y_half"))
-            turn, place = divmod(titles.index(point["name"]), len(COLOURS))
+            turn, place = divmod(point["place"], len(COLOURS))
             look = {"fmt": MARKERS[turn], "color": COLOURS[place], "markersize": 8}
             axes.errorbar(x, y, y_half or None, x_half or None, label=point["name"], **look)
         axes.legend(frameon=False)
