@@ -20,8 +20,10 @@ from fedmoe.algorithms.label_priors.estimate import (
 )
 from fedmoe.algorithms.label_priors.frequencies import (
     check_log_prior,
+    is_near,
     label_counts,
     log_frequencies,
+    shrunk_frequencies,
     training_offset,
     uniform,
 )
@@ -49,6 +51,39 @@ def test_the_offset_of_training_is_at_most_zero_finite_and_exactly_zero_for_equa
     offset_SC = training_offset(labelled([0, 0, 0, 1], [2, 1, 0]), 3)
     torch.testing.assert_close(offset_SC[0], torch.log(torch.tensor([1.0, 2 / 4, 1 / 4])))
     assert torch.equal(offset_SC[1], torch.zeros(3))
+
+
+def shrunk(*counts: float) -> Tensor:
+    return shrunk_frequencies(torch.tensor(counts)).exp()
+
+
+def test_frequencies_that_differ_by_chance_are_even_and_others_are_kept():
+    """The weight of Hausser & Strimmer (2009), by hand: of 300 records two labels hold 60%."""
+    torch.testing.assert_close(shrunk(46.0, 54.0), torch.tensor([0.5, 0.5]))  # one standard deviation is 5
+    weight = 0.8 / 29.9
+    smoothed = torch.tensor([91.0] * 2 + [16.0] * 8) / 310
+    torch.testing.assert_close(shrunk(*[90.0] * 2, *[15.0] * 8), weight / 10 + (1 - weight) * smoothed)
+
+
+def test_one_record_and_none_are_no_evidence_and_a_label_that_never_came_stays_possible():
+    for counts in ([1.0, 0.0, 0.0], [0.0, 0.0, 0.0]):
+        torch.testing.assert_close(shrunk(*counts), torch.full((3,), 1 / 3))
+    assert 0 < shrunk(200.0, 100.0, 0.0)[2] < 0.01
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=8))
+def test_shrunk_frequencies_lie_between_the_smoothed_and_even_ones(counts: list[int]):
+    counts_C = torch.tensor(counts, dtype=torch.float32)
+    found_C, smoothed_C, even = shrunk(*counts), log_frequencies(counts_C).exp(), 1 / len(counts)
+    torch.testing.assert_close(found_C.sum(), torch.tensor(1.0))
+    assert bool(((found_C - even).abs() <= (smoothed_C - even).abs() + 1e-6).all())
+
+
+@pytest.mark.parametrize("num_classes", range(2, 40))
+def test_frequencies_are_near_to_own_ones_that_are_even(num_classes):
+    generator = torch_stream("near", num_classes)
+    prior_C = torch.rand(num_classes, generator=generator).log_softmax(0)
+    assert bool(is_near(prior_C, shrunk_frequencies(torch.zeros(num_classes))))
 
 
 # The estimate

@@ -26,7 +26,13 @@ from fedmoe.algorithms.fine_tuned import fine_tuned
 from fedmoe.algorithms.label_priors import calibration as fitting
 from fedmoe.algorithms.label_priors.answers import BALANCED, ESTIMATED, OWN
 from fedmoe.algorithms.label_priors.calibration import Calibration, CalibrationConfig
-from fedmoe.algorithms.label_priors.frequencies import label_counts, log_frequencies, training_offset, uniform
+from fedmoe.algorithms.label_priors.frequencies import (
+    label_counts,
+    log_frequencies,
+    shrunk_frequencies,
+    training_offset,
+    uniform,
+)
 from fedmoe.algorithms.prior_mixture import algorithm as prior_mixture_module
 from fedmoe.algorithms.prior_mixture.algorithm import PriorMixtureConfig, prior_mixture
 from fedmoe.algorithms.prior_mixture.personal import CANDIDATES, Mixture, PersonalState, candidate_scores
@@ -196,10 +202,10 @@ def test_another_candidate_is_chosen_where_it_wins_by_the_margin_only():
     generator = torch_stream("losses")
     noise = 0.5 * torch.randn(2, 100, generator=generator)
     close, clear = noise[0] - 0.02, noise[0] - 1.0 + noise[1]
-    assert choose(torch.stack([noise[0], noise[1], clear]), margin=2.0, incumbent=0) == 2
-    assert choose(torch.stack([noise[0], close + noise[1] - noise[1].mean()]), margin=2.0, incumbent=0) == 0
-    assert choose(torch.stack([noise[0], close]), margin=0.0, incumbent=0) == 1
-    assert choose(torch.zeros(3, 1), margin=0.0, incumbent=0) == 0  # one row is no evidence
+    assert choose(torch.stack([noise[0], noise[1], clear]), margin=2.0, default=0) == 2
+    assert choose(torch.stack([noise[0], close + noise[1] - noise[1].mean()]), margin=2.0, default=0) == 0
+    assert choose(torch.stack([noise[0], close]), margin=0.0, default=0) == 1
+    assert choose(torch.zeros(3, 1), margin=0.0, default=0) == 0  # one row is no evidence
 
 
 def personal_state(choice: int = 0) -> PersonalState:
@@ -271,7 +277,7 @@ def test_the_stored_prior_counts_all_records_and_what_trains_the_first_half_of_v
     rng = Streams(0, "personalize", 0, (SOME_OPTED_OUT,))
     found = trees.pick(algorithm.personalize(sent_S, Nothing(), None, data, rng), 0)
     counts = label_counts(data.train, CLASSES)[0] + label_counts(data.validation, CLASSES)[0]
-    torch.testing.assert_close(found.log_prior, log_frequencies(counts))
+    torch.testing.assert_close(found.log_prior, shrunk_frequencies(counts))
     _, second = halves(data.validation, rng)
     other = data.validation.x.clone()
     for row in second.x[0, : second.counts[0]]:

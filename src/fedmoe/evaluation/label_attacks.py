@@ -100,5 +100,6 @@ def attacks_on_calibration() -> dict[str, Attack]:
 
 def mean_slope(replies: Sequence[Observed]) -> Observed:
     """All that a client sent in the calibration as one: what it is worth to have it asked so often."""
-    biases = torch.stack([reply.update.biases for reply in replies]).mean(0)
-    return replies[0]._replace(update=replies[0].update._replace(biases=biases))
+    slopes = [reply for reply in replies if isinstance(reply.update, Slope)]
+    biases = torch.stack([reply.update.biases for reply in slopes]).mean(0)
+    return slopes[0]._replace(update=slopes[0].update._replace(biases=biases))

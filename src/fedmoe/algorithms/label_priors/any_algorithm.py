@@ -19,7 +19,7 @@ from fedmoe.algorithms.label_priors.answers import prior_answers, scores_and_pri
 from fedmoe.algorithms.label_priors.calibration import Calibration, CalibrationConfig, calibrated, fit_alone, identity
 from fedmoe.algorithms.label_priors.estimate import EstimateConfig, estimate_prior, neutral_scores
 from fedmoe.algorithms.label_priors.exchanges import with_calibration
-from fedmoe.algorithms.label_priors.frequencies import label_counts, log_frequencies, uniform
+from fedmoe.algorithms.label_priors.frequencies import label_counts, log_frequencies, shrunk_frequencies, uniform
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors, Tree
 from fedmoe.errors import ConfigError
@@ -177,5 +177,5 @@ def own_prior(num_classes: int) -> OwnPrior:
 
 
 def all_frequencies(data: ClientData, num_classes: int) -> Tensor:
-    """(S, C): of training and validation records, opted in or out."""
-    return log_frequencies(label_counts(data.train, num_classes) + label_counts(data.validation, num_classes))
+    """(S, C): of training and validation records, opted in or out, shrunk."""
+    return shrunk_frequencies(label_counts(data.train, num_classes) + label_counts(data.validation, num_classes))

@@ -35,12 +35,13 @@ from fedmoe.algorithms.label_priors.exchanges import with_calibration
 from fedmoe.algorithms.label_priors.frequencies import is_near, training_offset
 from fedmoe.algorithms.prior_mixture.personal import (
     CANDIDATES,
-    INCUMBENT,
+    SHARED,
     PersonalState,
     candidate_scores,
     personalize,
     shared_scores,
 )
+from fedmoe.algorithms.prior_mixture.vote import with_vote
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples
 from fedmoe.setting_types import NonNegativeFloat, PositiveFloat
@@ -55,7 +56,7 @@ class PriorMixtureConfig(FedAvgConfig):
     calibration: CalibrationConfig = CalibrationConfig()
     estimate: EstimateConfig = EstimateConfig()
     pull: PositiveFloat = 100.0  # of the stack's weights to the shared expert, in validation rows
-    margin: NonNegativeFloat = 2.0  # in standard errors, by which another candidate must beat the shared expert
+    margin: NonNegativeFloat = 2.0  # in standard errors, by which another candidate must beat the default one
 
 
 def prior_mixture(config: PriorMixtureConfig, setup: AlgorithmSetup) -> Algorithm:
@@ -67,9 +68,10 @@ def prior_mixture(config: PriorMixtureConfig, setup: AlgorithmSetup) -> Algorith
         estimate=lambda scores_BC, own_C: estimate_prior(scores_BC, own_C, config.estimate),
         answer=lambda b, _client, personal, x, log_prior: answer_under(setup, b, personal, x, log_prior),
     )
-    return with_calibration(
+    calibrated = with_calibration(
         rounds, config.calibration, setup, lambda b, _client, part: model_scores(setup, b, part), config.max_weight
-    )._replace(
+    )
+    return with_vote(calibrated, setup)._replace(
         personal_type=PersonalState,
         frequencies="own",
         personalize=lambda b, _client, _personal, data, rng: personalize(
@@ -129,7 +131,7 @@ def answer_under(
     alone has learnt.
     """
     shared_BC = shared_scores(setup, sent, x)
-    if personal is None or int(personal.choice) == INCUMBENT:
+    if personal is None or int(personal.choice) == SHARED:
         return answer(shared_BC, log_prior)
     chosen_BC = candidate_scores(setup, CANDIDATES[int(personal.choice)], sent, personal, x)
     # Both are computed: an exported program takes any prior, and so has no branch that depends on it.

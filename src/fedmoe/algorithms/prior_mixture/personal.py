@@ -14,7 +14,12 @@ from torch import Tensor
 from fedmoe import trees
 from fedmoe.algorithms.label_priors.calibration import calibrated
 from fedmoe.algorithms.label_priors.estimate import answer, neutral_scores
-from fedmoe.algorithms.label_priors.frequencies import label_counts, log_frequencies, training_offset
+from fedmoe.algorithms.label_priors.frequencies import (
+    label_counts,
+    log_frequencies,
+    shrunk_frequencies,
+    training_offset,
+)
 from fedmoe.algorithms.prior_mixture.stack import choose, fit_weights, halves, stacked
 from fedmoe.algorithms.setup import AlgorithmSetup
 from fedmoe.core_types import ClientData, Examples, Tensors
@@ -24,7 +29,7 @@ from fedmoe.training.classifier import LOGIT_OFFSET, MixtureLoss
 from fedmoe.training.inference import clients_of
 
 CANDIDATES = ("shared", "specialist", "mixture", "stack", "local")
-INCUMBENT = CANDIDATES.index("shared")  # what another candidate must beat by a margin
+SHARED, SPECIALIST = CANDIDATES.index("shared"), CANDIDATES.index("specialist")
 GENERAL = "general"  # the frozen shared expert's log-probabilities beside the examples
 
 
@@ -40,7 +45,7 @@ class PersonalState(NamedTuple):
     weights: Tensor  # (3,) of the stack: shared, specialist, local
     choice: Tensor  # which of CANDIDATES
     held: Tensor  # (C,) log-frequencies of the training records, under which the mixture was trained
-    log_prior: Tensor  # (C,) log-frequencies of all records
+    log_prior: Tensor  # (C,) log-frequencies of all records, shrunk
 
 
 def personalize(
@@ -58,15 +63,22 @@ def personalize(
         weights=torch.zeros(len(counts_SC), 3),
         choice=torch.zeros(len(counts_SC), dtype=torch.int64),
         held=log_frequencies(counts_SC),
-        log_prior=log_frequencies(counts_SC + label_counts(data.validation, setup.num_classes)),
+        log_prior=shrunk_frequencies(counts_SC + label_counts(data.validation, setup.num_classes)),
     )
-    rows = zip(clients_of(fitting), clients_of(choosing), strict=True)
+    rows = zip(clients_of(fitting), clients_of(choosing), default_choices(sent, to_fit), strict=True)
     decided = [
         decide(setup, trees.pick(sent, s), trees.pick(final_S, s), *parts, pull, margin) for s, parts in enumerate(rows)
     ]
     return final_S._replace(
         weights=torch.stack([weights for weights, _ in decided]), choice=torch.stack([chosen for _, chosen in decided])
     )
+
+
+def default_choices(sent: Any, to_fit: ClientData) -> list[int]:
+    """What all clients voted for; the shared expert where nothing trained a specialist, or told it when to stop."""
+    has_specialist_S = (to_fit.train.counts > 0) & (to_fit.validation.counts > 0)
+    choices: list[int] = torch.where(has_specialist_S, sent.default, SHARED).tolist()
+    return choices
 
 
 def fine_tune(setup: AlgorithmSetup, sent: Any, data: ClientData, offset_SC: Tensor, rng: Streams) -> Tensors:
@@ -140,12 +152,14 @@ def decide(
     personal: PersonalState,
     fitting: Examples,
     choosing: Examples,
+    default: int,
     pull: float,
     margin: float,
 ) -> tuple[Tensor, Tensor]:
     """One client's weights of the stack, from the first half, and its choice, on the second.
 
-    Both under the frequencies of the training records: the validation labels are counted in the stored prior.
+    Both under the frequencies of the training records: the validation labels are counted in the stored prior. It leaves
+    the default only by the margin.
     """
     with torch.no_grad():
         weights_K = fit_weights(expert_scores(setup, sent, personal, fitting.x), personal.held, fitting.y, pull)
@@ -158,4 +172,4 @@ def decide(
                 for name in CANDIDATES
             ]
         )
-    return weights_K, torch.tensor(choose(losses_KN, margin, INCUMBENT))
+    return weights_K, torch.tensor(choose(losses_KN, margin, default))

@@ -53,11 +53,11 @@ def fit_weights(scores_KNC: Tensor, log_prior_C: Tensor, y_N: Tensor, pull: floa
     return weights_K.float()
 
 
-def choose(losses_KN: Tensor, margin: float, incumbent: int) -> int:
-    """The candidate with the lowest mean loss, where it beats the incumbent by `margin` standard errors, else that."""
+def choose(losses_KN: Tensor, margin: float, default: int) -> int:
+    """The candidate with the lowest mean loss, where it beats the default by `margin` standard errors, else that."""
     if losses_KN.shape[1] < 2:
-        return incumbent
-    gain_KN = losses_KN[incumbent] - losses_KN
+        return default
+    gain_KN = losses_KN[default] - losses_KN
     mean_K, error_K = gain_KN.mean(1), gain_KN.std(1) / losses_KN.shape[1] ** 0.5
     best = int(mean_K.argmax())
-    return best if mean_K[best] > margin * error_K[best] else incumbent
+    return best if mean_K[best] > margin * error_K[best] else default
