@@ -4,9 +4,10 @@ What personalising learns under label skew is mostly which labels a client has. 
 FedAvg's with each client's log-frequencies added to the scores in training and left out otherwise (logit adjustment,
 Menon et al. 2021; the generic part of Fed-RoD, Chen & Chao 2022, does the same), and the best round is chosen by that
 loss. *Calibration* after the rounds makes the shared scores likelihoods, as far as ten biases and a temperature can
-(Alexandari et al. 2020). *On the client* a stack of prior-free experts is fitted, and chosen among candidates where
-clients differ in more than labels. The prior is added once, at the end: the client's own frequencies, even ones, or
-those estimated from a batch of unlabelled questions (Saerens et al. 2002).
+(Alexandari et al. 2020). A *vote* says whether specialists are better than the shared expert for clients in general.
+*On the client* a stack of prior-free experts is fitted, and chosen among candidates where clients differ in more than
+labels. The prior is added once, at the end: the client's own frequencies, even ones, or those estimated from a batch of
+unlabelled questions (Saerens et al. 2002).
 Shape suffixes: S clients of a cohort, B questions, C classes.
 """
 
