@@ -159,6 +159,7 @@ PICTURES = {
     "gates": gates,
     "own_by_round": partial(learning_curve, kind="own", axis="round"),
     "own_by_bytes": partial(learning_curve, kind="own", axis="bytes"),
+    "unseen_by_round": partial(learning_curve, kind="unseen", axis="round"),
     "pooled_by_round": partial(learning_curve, kind="pooled", axis="round"),
     "pooled_by_bytes": partial(learning_curve, kind="pooled", axis="bytes"),
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import domain_expert_tables
+import prior_mixture_tables
 import score_tables
 from recovered_groups import HOW, recovered
 from stored_runs import Run, load, store
@@ -151,6 +152,8 @@ KINDS: dict[str, Callable[..., list[list[str]]]] = {
     "agreement": agreement,
     "left_out": left_out,
     "tried": domain_expert_tables.tried,
+    "expected": prior_mixture_tables.expected,
+    "candidates": prior_mixture_tables.candidates,
 }
 
 

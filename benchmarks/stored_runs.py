@@ -16,7 +16,7 @@ from fedmoe.errors import RunError
 from fedmoe.report.methods import thin
 from fedmoe.storage.results import read_results
 
-SCORE = ("client", "unseen", "model", "data", "accuracy", "loss", "examples", "metrics", "answer")
+SCORE = ("client", "unseen", "model", "data", "accuracy", "loss", "examples", "metrics", "answer", "chosen")
 KEPT = (
     "name", "title", "algorithm", "seed", "backend", "rounds", "model_weights", "split_digest", "versions", "traffic",
 )  # fmt: skip

@@ -119,13 +119,16 @@ def test_fedmix_has_the_server_optimizer_by_default_that_came_out_best():
     assert FedMixConfig().server_optimizer == ServerOptimizer(**chosen["server_optimizer"])
 
 
-def stored(folder, title, seed, scores, headline=""):
+def stored(folder, title, seed, scores, headline="", chosen=None, **more):
     """`scores`: (data, answer) -> accuracy; the loss is its complement."""
-    names = ["client", "unseen", "model", "data", "accuracy", "loss", "examples", "metrics", "answer"]
-    rows = [[0, False, "after", data, share, 1 - share, 10, {}, answer] for (data, answer), share in scores.items()]
+    names = ["client", "unseen", "model", "data", "accuracy", "loss", "examples", "metrics", "answer", "chosen"]
+    rows = [
+        [0, False, "after", data, share, 1 - share, 10, {}, answer, answer == chosen or None]
+        for (data, answer), share in scores.items()
+    ]
     run = {
         "title": title, "seed": seed, "algorithm": "fedavg", "scores": [names, *rows],
-        "answers": {"headline": headline}, "traffic": {"bytes_up": 1e9, "bytes_down": 1e9}, "config": {},
+        "answers": {"headline": headline}, "traffic": {"bytes_up": 1e9, "bytes_down": 1e9}, "config": {}, **more,
     }  # fmt: skip
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     (folder / "runs" / f"{title}-seed{seed}.json").write_text(json.dumps(run))
@@ -145,3 +148,38 @@ def test_methods_are_compared_by_the_seeds_that_both_have_and_told_answers_stand
     answers = {row[0]: row[2] for row in results_page.KINDS["answers"](tmp_path, "runs/*.json")}
     assert answers.keys() == {"method", "Base, own prior", "Other, as it is"}
     assert answers["Base, own prior"] == "90.0 ± 0.0"
+
+
+def label_skew(share, server_rate=None):
+    server = server_rate and {"name": "adam", "learning_rate": server_rate}
+    return {
+        "data": {"name": "digits"},
+        "split": {"kind": "majority", "share": share},
+        "training": {"federated": {"optimizer": "sgd", "learning_rate": 0.05}},
+        "algorithm": {"server_optimizer": server},
+    }
+
+
+def test_prior_mixture_is_set_beside_the_best_rival_with_the_same_optimizers(tmp_path):
+    ours, config = {"headline": "estimated prior", "algorithm": "prior_mixture"}, {"config": label_skew(0.6)}
+    stored(tmp_path, "Ours", 0, {("own", "estimated prior"): 0.8, ("global", "estimated prior"): 0.5}, **ours, **config)
+    stored(tmp_path, "FedAvg", 0, {("own", ""): 0.6, ("own", "own prior"): 0.9, ("global", ""): 0.4}, **config)
+    stored(tmp_path, "Ditto", 0, {("own", ""): 0.7, ("global", ""): 0.3}, algorithm="ditto", **config)
+    better = {"algorithm": "ditto", "config": label_skew(0.6, 0.01)}  # alone with its server optimizer
+    stored(tmp_path, "Ditto, server Adam", 0, {("own", ""): 0.99, ("global", ""): 0.99}, **better)
+    _, *rows = results_page.KINDS["expected"](tmp_path, "runs/*.json")
+    assert rows == [
+        ["digits, p = 0.6", "sgd 0.05, server averages", "0", "80.0", "Ditto", "70.0", "+10.0", "50.0", "40.0", "+10.0"]
+    ]
+
+
+def test_the_table_of_candidates_counts_choices_and_what_they_cost(tmp_path):
+    answers = {"headline": "estimated prior", "candidates": ["shared", "local"]}
+    for seed, (chosen, local) in enumerate([("shared", 0.9), ("local", 0.7)]):
+        stored(
+            tmp_path, "Ours", seed, {("own", "shared"): 0.8, ("own", "local"): local}, chosen=chosen,
+            algorithm="prior_mixture", answers=answers, config=label_skew(1.0),
+        )  # fmt: skip
+    header, row = results_page.KINDS["candidates"](tmp_path, "runs/*.json")
+    assert header[2:] == ["shared", "local", "mean regret", "better off alone"]
+    assert row == ["digits, p = 1.0", "sgd 0.05, server averages", "80.0 (1)", "80.0 (1)", "10.0", "1 of 2"]
