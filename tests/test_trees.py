@@ -63,6 +63,15 @@ def test_stacking_and_unstacking_gives_the_clients_back(tree, size):
         assert same(one, clients[s]) and same(trees.pick(stacked, s), clients[s])
 
 
+def test_some_clients_are_taken_out_and_put_back():
+    stacked = trees.stack([state(1), state(2), state(3)])
+    some = trees.take(stacked, torch.tensor([0, 2]))
+    assert same(trees.pick(some, 1), state(3)) and some.gate.temperature.shape == (2,)
+    changed = trees.put(stacked, torch.tensor([2, 0]), some)
+    assert [same(trees.pick(changed, s), state(value)) for s, value in enumerate((3, 2, 1))] == [True] * 3
+    assert same(trees.pick(stacked, 0), state(1))
+
+
 def test_a_cohort_that_shares_one_object_is_a_view_of_it():
     shared = state()
     stacked = trees.stack([shared] * 3)

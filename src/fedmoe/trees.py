@@ -81,6 +81,16 @@ def pick(tree: T, index: int) -> T:
     return tree_map(lambda leaf: leaf[index], tree)
 
 
+def take(tree: T, places: Tensor) -> T:
+    """The trees of some clients of a stacked tree, still stacked."""
+    return tree_map(lambda leaf: leaf[places], tree)
+
+
+def put(tree: T, places: Tensor, part: T) -> T:
+    """A stacked tree in which some clients have others, given stacked."""
+    return tree_map(lambda leaf, new: leaf.index_copy(0, places, new), tree, part)
+
+
 def to_named(tree: Tree) -> Tensors:
     """Name every leaf by its path.
 

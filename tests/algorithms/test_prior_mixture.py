@@ -35,7 +35,14 @@ from fedmoe.algorithms.label_priors.frequencies import (
 )
 from fedmoe.algorithms.prior_mixture import algorithm as prior_mixture_module
 from fedmoe.algorithms.prior_mixture.algorithm import PriorMixtureConfig, prior_mixture
-from fedmoe.algorithms.prior_mixture.personal import CANDIDATES, Mixture, PersonalState, candidate_scores
+from fedmoe.algorithms.prior_mixture.personal import (
+    CANDIDATES,
+    TRAINED,
+    Mixture,
+    PersonalState,
+    candidate_scores,
+    train_chosen,
+)
 from fedmoe.algorithms.prior_mixture.stack import choose, fit_weights, halves, stacked
 from fedmoe.clients.federation import examples, side_by_side
 from fedmoe.streams import Streams, torch_stream
@@ -269,9 +276,8 @@ def test_candidates_are_what_they_are_called():
         assert algorithm.choice(personal_state(choice)) == name
 
 
-def test_the_stored_prior_counts_all_records_and_what_trains_the_first_half_of_validation(tmp_path: Path):
-    setup, federation = tiny_setup(), tiny_federation()
-    algorithm = prior_mixture(PriorMixtureConfig(calibration=FEW), setup)
+def test_the_stored_prior_counts_all_records_and_what_competes_sees_the_first_half_of_validation():
+    federation, algorithm = tiny_federation(), tiny(margin=1e9)  # nobody leaves the shared expert
     data = federation.data([SOME_OPTED_OUT], opted_in_only=False)
     sent_S = trees.stack([sent_by(algorithm)])
     rng = Streams(0, "personalize", 0, (SOME_OPTED_OUT,))
@@ -286,6 +292,31 @@ def test_the_stored_prior_counts_all_records_and_what_trains_the_first_half_of_v
     again = trees.pick(algorithm.personalize(sent_S, Nothing(), None, moved, rng), 0)
     for name in ("specialist", "local", "mixture", "weights"):
         assert trees.to_bytes({"part": getattr(found, name)}) == trees.to_bytes({"part": getattr(again, name)}), name
+
+
+@pytest.mark.parametrize("name", ["specialist", "local", "mixture"])
+def test_the_expert_that_won_is_trained_once_more_with_all_validation_rows(name):
+    """Of the client that chose it, and of nobody else; whoever is in the cohort."""
+    setup, algorithm, clients = tiny_setup(), tiny(), (0, 1, SOME_OPTED_OUT)
+    data = tiny_federation().data(clients, opted_in_only=False)
+    sent_S, offset_SC = trees.stack([sent_by(algorithm)] * 3), training_offset(data.train, CLASSES)
+    choice = torch.tensor([0, CANDIDATES.index(name), 0])
+    before_S = trees.stack([personal_state()] * 3)._replace(choice=choice)
+    rng = Streams(0, "personalize", 0, clients)
+    after_S = train_chosen(setup, sent_S, before_S, data, offset_SC, rng)
+    alone = tiny_federation().data([1], opted_in_only=False)
+    expected = TRAINED[name](
+        setup, trees.stack([sent_by(algorithm)]), alone, offset_SC[1:2], rng._replace(clients=(1,))
+    )
+    torch.testing.assert_close(trees.pick(getattr(after_S, name), 1), trees.pick(expected, 0))
+    for s, client_fields in (
+        (0, PersonalState._fields),
+        (1, {*PersonalState._fields} - {name}),
+        (2, PersonalState._fields),
+    ):
+        for field in client_fields:
+            old, new = ({field: trees.pick(getattr(state, field), s)} for state in (before_S, after_S))
+            assert trees.to_bytes(old) == trees.to_bytes(new), field
 
 
 def test_a_client_without_labels_starts_from_uniform(tmp_path: Path):

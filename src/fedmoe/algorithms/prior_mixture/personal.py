@@ -1,11 +1,13 @@
 """What a client does after the rounds, on all of its records: experts of its own, all prior-free, and a choice.
 
 Every expert is trained with the client's log-frequencies added to its scores, and answers without them; the prior is
-added once, at the end. Whatever is trained or fitted sees the first half of the validation data alone (the second half
-chooses).
+added once, at the end. While candidates compete, what is trained or fitted sees the first half of the validation data
+alone, and the second half chooses. The expert that won is then trained once more, and all of them say when to stop.
 Shape suffixes: S clients of a cohort, N examples, B a batch, K candidates, C classes.
 """
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -58,7 +60,7 @@ def personalize(
     counts_SC = label_counts(data.train, setup.num_classes)
     final_S = PersonalState(
         specialist=specialist_S,
-        local=train_alone(setup, to_fit, offset_SC, rng),
+        local=train_alone(setup, sent, to_fit, offset_SC, rng),
         mixture=train_mixture(setup, sent, specialist_S, to_fit, offset_SC, rng),
         weights=torch.zeros(len(counts_SC), 3),
         choice=torch.zeros(len(counts_SC), dtype=torch.int64),
@@ -69,9 +71,27 @@ def personalize(
     decided = [
         decide(setup, trees.pick(sent, s), trees.pick(final_S, s), *parts, pull, margin) for s, parts in enumerate(rows)
     ]
-    return final_S._replace(
+    decided_S = final_S._replace(
         weights=torch.stack([weights for weights, _ in decided]), choice=torch.stack([chosen for _, chosen in decided])
     )
+    return train_chosen(setup, sent, decided_S, data, offset_SC, rng)
+
+
+def train_chosen(
+    setup: AlgorithmSetup, sent: Any, decided_S: PersonalState, data: ClientData, offset_SC: Tensor, rng: Streams
+) -> PersonalState:
+    """The experts that clients chose, trained as before but for the rows that say when to stop: all validation rows.
+
+    Few rows stop a training too early or too late. The stack stays: its weights were fitted to the experts as they are.
+    """
+    for name, train in TRAINED.items():
+        places = (decided_S.choice == CANDIDATES.index(name)).nonzero()[:, 0]
+        if len(places):
+            theirs = data.map(partial(trees.take, places=places))
+            streams = rng._replace(clients=tuple(rng.clients[place] for place in places.tolist()))
+            trained_P = train(setup, trees.take(sent, places), theirs, offset_SC[places], streams)
+            decided_S = decided_S._replace(**{name: trees.put(getattr(decided_S, name), places, trained_P)})
+    return decided_S
 
 
 def default_choices(sent: Any, to_fit: ClientData) -> list[int]:
@@ -90,7 +110,7 @@ def fine_tune(setup: AlgorithmSetup, sent: Any, data: ClientData, offset_SC: Ten
     return specialist_S
 
 
-def train_alone(setup: AlgorithmSetup, data: ClientData, offset_SC: Tensor, rng: Streams) -> Tensors:
+def train_alone(setup: AlgorithmSetup, _sent: Any, data: ClientData, offset_SC: Tensor, rng: Streams) -> Tensors:
     here = rng._replace(scope="local")
     start_S = trees.stack([setup.expert.init(seed) for seed in here.seeds("init")])
     fitted = setup.local.train_classifier(setup.expert, start_S, data, here, stop_early=True, logit_offset_SC=offset_SC)
@@ -116,6 +136,16 @@ def train_mixture(
     loss = MixtureLoss(setup.expert, setup.gate, first="specialist", second=GENERAL)
     start = {"specialist": specialist_S, "gate": gate_S}
     return Mixture(**trainer.train_mixture(start, loss, data.map(with_general), rng, {LOGIT_OFFSET: offset_SC}))
+
+
+# What a client can be left with that was trained, by the name of the candidate and of the field that holds it.
+TRAINED: Mapping[str, Callable[[AlgorithmSetup, Any, ClientData, Tensor, Streams], Any]] = {
+    "specialist": fine_tune,
+    "local": train_alone,
+    "mixture": lambda setup, sent, data, offset_SC, rng: train_mixture(
+        setup, sent, fine_tune(setup, sent, data, offset_SC, rng), data, offset_SC, rng
+    ),
+}
 
 
 def shared_scores(setup: AlgorithmSetup, sent: Any, x: Tensor) -> Tensor:
