@@ -3,10 +3,12 @@
 import io
 from typing import Any
 
+import numpy as np
+import pytest
 from rich.console import Console
 
 from fedmoe.display.progress import RunProgress
-from fedmoe.display.tables import score_table
+from fedmoe.display.tables import prediction_table, score_table
 from fedmoe.experiment import Ended, Started
 
 
@@ -48,3 +50,19 @@ def test_a_table_of_runs_without_scores_has_dashes() -> None:
     console = Console(file=io.StringIO(), width=120)
     console.print(score_table([run], "Runs"))
     assert "mix [q]" in console.file.getvalue() and "–" in console.file.getvalue()
+
+
+# Predictions
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(5, "p(4)"), (6, "most likely")])
+def test_rows_of_many_classes_show_the_likeliest(classes, shown):
+    shares = np.arange(1, classes + 1) / sum(range(1, classes + 1))
+    columns = {"class": [str(classes - 1)], **{f"p({c})": [float(share)] for c, share in enumerate(shares)}}
+    table = prediction_table(columns, "rows")
+    assert shown in [column.header for column in table.columns]
+    assert any(f"{shares[-1]:.4f}" in str(cell) for column in table.columns for cell in column.cells)
+    if classes == 6:
+        (cell,) = table.columns[-1].cells
+        assert cell == f"5: {shares[5]:.4f}, 4: {shares[4]:.4f}, 3: {shares[3]:.4f}"
+        assert table.caption == "the 3 likeliest of 6 classes; --to FILE writes all"

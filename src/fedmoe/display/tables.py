@@ -1,6 +1,6 @@
 """Tables in the terminal. Needs no tensors: what is shown has been computed, or stored, before."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fedmoe.sweeps.reproduction import Reproduction
 
 SHOWN_ROWS = 20  # of a table of predictions
+MOST_CLASS_COLUMNS, SHOWN_CLASSES = 5, 3  # where classes are more than columns, each row has its likeliest few
+LIKELIEST = "most likely"
 FEW_METRICS = 2  # more get a table of their own: a terminal has 80 columns
 
 
@@ -188,17 +190,27 @@ def duration(seconds: float) -> str:
 
 
 def prediction_table(columns: Mapping[str, Sequence[Any]], title: str) -> Table:
-    """The first rows of what a model predicts."""
+    """The first rows of what a model predicts; of many classes the likeliest few."""
     total = len(next(iter(columns.values())))
-    more = f"the first {SHOWN_ROWS} of {total} rows; --to FILE writes all" if total > SHOWN_ROWS else None
-    table = Table(title=escape(title), caption=more)
+    shares = {name[2:-1]: column for name, column in columns.items() if name.startswith("p(")}
+    notes = [f"the first {SHOWN_ROWS} of {total} rows"] if total > SHOWN_ROWS else []
+    if len(shares) > MOST_CLASS_COLUMNS:
+        columns = {name: column for name, column in columns.items() if not name.startswith("p(")}
+        columns[LIKELIEST] = [likeliest(shares, row) for row in zip(*shares.values(), strict=True)]
+        notes.append(f"the {SHOWN_CLASSES} likeliest of {len(shares)} classes")
+    table = Table(title=escape(title), caption=f"{', '.join(notes)}; --to FILE writes all" if notes else None)
     table.add_column("row", justify="right")
     for name in columns:
-        table.add_column(escape(name), justify="left" if name == "class" else "right", overflow="fold")
+        table.add_column(escape(name), justify="left" if name in ("class", LIKELIEST) else "right", overflow="fold")
     for row, cells in enumerate(zip(*columns.values(), strict=True)):
         if row < SHOWN_ROWS:
             table.add_row(str(row), *(f"{cell:.4f}" if isinstance(cell, float) else escape(cell) for cell in cells))
     return table
+
+
+def likeliest(names: Iterable[str], shares: Sequence[float]) -> str:
+    best = sorted(zip(names, shares, strict=True), key=lambda pair: -pair[1])[:SHOWN_CLASSES]
+    return ", ".join(f"{name}: {share:.4f}" for name, share in best)
 
 
 def grid_tables(points: "Sequence[GridPoint]", paper: "PaperPart | None" = None) -> list[Table]:
