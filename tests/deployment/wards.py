@@ -26,6 +26,6 @@ def ward_rows(count=60, seed=0):
     return rows
 
 
-def trained(directory, **changes):
-    federation = federation_from_table(ward_rows(), client="ward", label="outcome", opted_out=["coast"])
+def trained(directory, rows=None, **changes):
+    federation = federation_from_table(rows or ward_rows(), client="ward", label="outcome", opted_out=["coast"])
     return fedmoe.run({**CONFIG, **changes}, federation=federation, directory=directory)

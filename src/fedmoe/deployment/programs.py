@@ -86,8 +86,11 @@ class FixedBranches(nn.Module):
 
 
 def inputs_of(model: PersonalModel, x: Tensor) -> dict[str, Tensor]:
-    """What a program of this model takes, by name: the rows, and where its answer adds one a log-prior."""
-    return {"x": x, "log_prior": model.log_prior("own")} if model.adds_prior else {"x": x}
+    """What a program of this model takes, by name: the rows, and where its answer adds one a log-prior.
+
+    A copy: an input that is the model's own tensor would stand for it in the whole program, whatever is given later.
+    """
+    return {"x": x, "log_prior": model.log_prior("own").clone()} if model.adds_prior else {"x": x}
 
 
 def traced(model: PersonalModel, x: Tensor) -> torch.export.ExportedProgram:

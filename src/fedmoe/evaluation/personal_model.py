@@ -137,7 +137,7 @@ class PersonalModel(nn.Module):
 
     @property
     def has_even_prior(self) -> bool:
-        """Whether its own label frequencies are even: those of a client without labels, or with as many of each."""
+        """Whether its own label frequencies are even: of a client without labels, or with too few to tell."""
         own_C = self._priors.own(*self._states())
         return torch.equal(own_C, uniform(len(own_C)).to(own_C))
 
