@@ -49,7 +49,7 @@ def predict_command(
     model = result.personal_model(client)
     predictions = predict(model, reader_of(result).file(data), prior)
     if prior is not None and model.has_even_prior:
-        note = f"{model.facts.client} has no labels, or too few to differ from even ones: its own label frequencies are even."
+        note = f"{model.facts.client} has no labels, or too few to tell: its own label frequencies are even."
         console.print(note, highlight=False, markup=False)
     if to is None:
         console.print(prediction_table(predictions.columns(), f"{model.facts.client}: {data.name}"))
