@@ -86,6 +86,15 @@ def test_frequencies_are_near_to_own_ones_that_are_even(num_classes):
     assert bool(is_near(prior_C, shrunk_frequencies(torch.zeros(num_classes))))
 
 
+@pytest.mark.parametrize(("tilt", "at_home"), [(0.0, True), (0.09, True), (0.11, False), (0.4, False)])
+def test_only_frequencies_that_differ_enough_tell_where_questions_come_from(tilt, at_home):
+    """Own ones are (1/2 + tilt, 1/2 - tilt): the two differ from even ones by 2 tilt, summed."""
+    own_C = torch.tensor([0.5 + tilt, 0.5 - tilt]).log()
+    assert bool(is_near(own_C, own_C))
+    assert bool(is_near(uniform(2), own_C)) == at_home
+    assert bool(is_near(torch.tensor([0.5 - tilt, 0.5 + tilt]).log(), own_C)) == at_home
+
+
 # The estimate
 
 
