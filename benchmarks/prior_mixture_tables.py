@@ -19,20 +19,11 @@ def expected(folder: Path, pattern: str) -> list[list[str]]:
     """Own accuracy beside the best rival's, balanced accuracy beside FedAvg's; differences of the same seeds ± 95%.
 
     Methods are compared where clients and server have the same optimizers, and by their own answers, without our
-    calibration and frequencies. Which rival is best is known in hindsight, by the test data of these very runs.
+    calibration and frequencies. Which rival is best is known in hindsight, by the test data of these very runs; those
+    with fewer seeds than ours are left out.
     """
-    head = [
-        "setting",
-        "optimizers",
-        "seeds",
-        "own",
-        "best rival",
-        "its own",
-        "ahead by",
-        "global",
-        "FedAvg's",
-        "ahead by",
-    ]
+    own, balanced = ["own", "best rival", "its own", "ahead by"], ["global", "FedAvg's", "ahead by"]
+    head = ["setting", "optimizers", "seeds", *own, *balanced]
     cells = by_setting(map(with_headline, load(folder, pattern)))
     ours = {names: runs for names, runs in cells.items() if any(run["algorithm"] == OURS for run in runs)}
     return [head, *([*names, *_beside_rivals(runs)] for names, runs in ours.items())]
@@ -44,6 +35,7 @@ def _beside_rivals(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         if run["algorithm"] != OURS and run["seed"] in ours:
             rivals.setdefault(run["title"], []).append(run)
+    rivals = {title: found for title, found in rivals.items() if len(found) == len(ours)}
     best = max(rivals, key=lambda title: fmean(_mean(run, OWN) for run in rivals[title]))
     fedavg = [run for found in rivals.values() for run in found if run["algorithm"] == "fedavg"]
     cells = [", ".join(map(str, sorted(ours)))]

@@ -171,6 +171,10 @@ def test_prior_mixture_is_set_beside_the_best_rival_with_the_same_optimizers(tmp
     assert rows == [
         ["digits, p = 0.6", "sgd 0.05, server averages", "0", "80.0", "Ditto", "70.0", "+10.0", "50.0", "40.0", "+10.0"]
     ]
+    stored(tmp_path, "Ours", 1, {("own", "estimated prior"): 0.8, ("global", "estimated prior"): 0.5}, **ours, **config)
+    stored(tmp_path, "FedAvg", 1, {("own", ""): 0.6, ("global", ""): 0.4}, **config)
+    _, row = results_page.KINDS["expected"](tmp_path, "runs/*.json")
+    assert row[2:5] == ["0, 1", "80.0 ± 0.0", "FedAvg"]  # Ditto lacks a seed
 
 
 def test_the_table_of_candidates_counts_choices_and_what_they_cost(tmp_path):
