@@ -159,7 +159,6 @@ PICTURES = {
     "gates": gates,
     "own_by_round": partial(learning_curve, kind="own", axis="round"),
     "own_by_bytes": partial(learning_curve, kind="own", axis="bytes"),
-    "unseen_by_round": partial(learning_curve, kind="unseen", axis="round"),
     "pooled_by_round": partial(learning_curve, kind="pooled", axis="round"),
     "pooled_by_bytes": partial(learning_curve, kind="pooled", axis="bytes"),
 }

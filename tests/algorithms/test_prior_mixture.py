@@ -319,6 +319,17 @@ def test_the_expert_that_won_is_trained_once_more_with_all_validation_rows(name)
             assert trees.to_bytes(old) == trees.to_bytes(new), field
 
 
+def test_personalising_ends_with_the_expert_that_won():
+    """Nobody leaves the default, a specialist: it is the one that all validation rows stopped."""
+    setup, algorithm, clients = tiny_setup(), tiny(margin=1e9), (0,)
+    data = tiny_federation().data(clients, opted_in_only=False)
+    sent_S = trees.stack([sent_by(algorithm)._replace(default=torch.tensor(CANDIDATES.index("specialist")))])
+    rng = Streams(0, "personalize", 0, clients)
+    final_S = algorithm.personalize(sent_S, None, None, data, rng)
+    expected_S = TRAINED["specialist"](setup, sent_S, data, training_offset(data.train, CLASSES), rng)
+    assert trees.to_bytes({"part": final_S.specialist}) == trees.to_bytes({"part": expected_S})
+
+
 def test_a_client_without_labels_starts_from_uniform(tmp_path: Path):
     algorithm = tiny()
     empty = tiny_federation().data([5], opted_in_only=False)
