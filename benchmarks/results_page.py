@@ -27,7 +27,7 @@ from fedmoe.evaluation.answers import with_headline
 from fedmoe.evaluation.summary import summarise
 from fedmoe.report.grid import GridPoint
 from fedmoe.report.runs import StoredRun
-from fedmoe.report.sweep import entry_text, part_tables
+from fedmoe.report.sweep import Entry, entry_text, part_tables
 from fedmoe.sweeps.reproduction import Reproduction, choose, find
 from fedmoe.sweeps.reproduction import beside as paper_part
 
@@ -108,11 +108,18 @@ def beside(folder: Path, pattern: str, name: str) -> list[list[str]]:
     tables = part_tables(points, paper_part(made, points))
     head = ["scored on", *tables[0].keys, *(title.replace("|", r"\|") for title in tables[0].methods), "seeds"]
     rows = [
-        [table.title.lower(), *values, *map(entry_text, entries), str(max(entry.seeds for entry in entries))]
+        [table.title.lower(), *values, *map(entry_text, entries), seeds_of(entries)]
         for table in tables
         for values, entries in table.rows
+        if any(entry.seeds for entry in entries)
     ]
     return [head, *rows]
+
+
+def seeds_of(entries: Sequence[Entry]) -> str:
+    """How many: of the methods that were run, the fewest and the most."""
+    counts = [entry.seeds for entry in entries if entry.seeds]
+    return str(max(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def claims(folder: Path, pattern: str, name: str) -> list[list[str]]:

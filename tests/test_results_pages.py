@@ -187,3 +187,16 @@ def test_the_table_of_candidates_counts_choices_and_what_they_cost(tmp_path):
     header, row = results_page.KINDS["candidates"](tmp_path, "runs/*.json")
     assert header[2:] == ["shared", "local", "mean regret", "better off alone"]
     assert row == ["digits, p = 1.0", "sgd 0.05, server averages", "80.0 (1)", "80.0 (1)", "10.0", "1 of 2"]
+
+
+def test_a_line_beside_a_paper_says_the_fewest_and_the_most_seeds(tmp_path):
+    for seed in (0, 1):
+        stored(tmp_path, "FedAvg", seed, {("own", ""): 0.4}, config=label_skew(0.6))
+    stored(tmp_path, "Fine-tuned", 0, {("own", ""): 0.6}, config=label_skew(0.6))
+    stored(tmp_path, "FedAvg", 7, {("global", ""): 0.3}, config=label_skew(1.0))
+    header, *rows = results_page.KINDS["beside"](tmp_path, "runs/*.json", "000/table1-cifar10")
+    assert header == ["scored on", "split.share", "FedAvg", "Fine-tuned", "seeds"]
+    assert rows == [  # no line where nothing was scored
+        ["own data", "0.6", "40.0 ± 0.0 (30.13)", "60.0 (50.97)", "1 to 2"],
+        ["global test", "1.0", "30.0 (15.08)", "– (14.55)", "1"],
+    ]
