@@ -87,6 +87,27 @@ def test_the_loss_is_not_renormalised_over_the_experts_that_were_sent():
     assert (worse > losses + 1).all()
 
 
+def loss_and_its_slopes(normalised_over: str) -> tuple[Tensor, Tensor]:
+    """Of an example with two of three experts, and its gradient by the router's three scores."""
+    parts = assemble(replace(THREE, normalised_over=normalised_over), tiny_setup())
+    router, experts = parts.router.init("r"), trees.stack([parts.setup.expert.init("e", k) for k in range(2)])
+    router = {name: tensor.requires_grad_() for name, tensor in router.items()}
+    x = torch.randn(1, FEATURES, generator=torch.Generator().manual_seed(0))
+    batch = Batch(x, torch.tensor([1]), {EMBEDDING: parts.common.embed(x)})
+    losses = parts.loss({"experts": experts, "router": router}, {"expert_ids": torch.tensor([2, 0])}, batch)
+    (slopes,) = torch.autograd.grad(losses.sum(), [router["second.bias"]])
+    return losses.detach(), slopes
+
+
+def test_the_printed_loss_takes_scores_from_experts_that_were_not_sent_and_the_other_loss_does_not():
+    """So that a router comes to choose, for everybody, whatever has been sent before."""
+    printed, slopes = loss_and_its_slopes("all")
+    renormalised, other_slopes = loss_and_its_slopes("sent")
+    assert slopes[1] > 0.1 and slopes[[0, 2]].sum() < -0.1
+    assert other_slopes[[1]].tolist() == [pytest.approx(0, abs=1e-6)] and other_slopes[[0]].abs() > 1e-3
+    assert (renormalised < printed).all()
+
+
 def test_the_router_is_two_layers_over_the_common_experts_embedding():
     parts = assemble(THREE, tiny_setup())
     shapes = {name: tuple(tensor.shape) for name, tensor in parts.router.init(0).items()}

@@ -35,7 +35,7 @@ def residual():
     return SmoothResidual(SHAPE, CLASSES)
 
 
-def trained(backend, ids=((4, 1, 2), (0, 3, 4)), hidden=9, make=lenet):
+def trained(backend, ids=((4, 1, 2), (0, 3, 4)), hidden=9, make=lenet, over="all"):
     expert = Network(make, "expert", SHAPE)
     router = router_network(FEATURES, EXPERTS, hidden)
     if backend == "native":
@@ -45,7 +45,7 @@ def trained(backend, ids=((4, 1, 2), (0, 3, 4)), hidden=9, make=lenet):
         router.go_native()
     experts = [trees.stack([expert.init(s, h) for h in range(3)]) for s in range(2)]
     routers = trees.stack([router.init(s) for s in range(2)])
-    loss, rng = RoutedLoss(expert, router, 0.3), Streams(0, "routed", 1, (0, 1))
+    loss, rng = RoutedLoss(expert, router, 0.3, over), Streams(0, "routed", 1, (0, 1))
     with record_fallbacks() as reasons:
         trainer = LocalTrainer(SETTINGS, backend)
         fitted = train_routed(loss, trainer, trees.stack(experts), torch.tensor(ids), routers, rows(), rng)
@@ -53,9 +53,10 @@ def trained(backend, ids=((4, 1, 2), (0, 3, 4)), hidden=9, make=lenet):
     return fitted
 
 
+@pytest.mark.parametrize("over", ["all", "sent"])
 @pytest.mark.parametrize(("hidden", "make"), [(1, lenet), (9, lenet), (64, lenet), (9, residual)])
-def test_whole_native_epochs_are_the_steps_of_pytorch(hidden, make):
-    native, plain = (trained(backend, hidden=hidden, make=make) for backend in ("native", "sequential"))
+def test_whole_native_epochs_are_the_steps_of_pytorch(hidden, make, over):
+    native, plain = (trained(backend, hidden=hidden, make=make, over=over) for backend in ("native", "sequential"))
     torch.testing.assert_close(native.loss_S, plain.loss_S, atol=1e-5, rtol=1e-5)
     for name, tensor in trees.to_named(plain.params).items():
         torch.testing.assert_close(trees.to_named(native.params)[name], tensor, atol=2e-5, rtol=1e-4)

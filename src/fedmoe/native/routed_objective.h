@@ -14,6 +14,7 @@ namespace fedmoe {
 struct RoutedSettings {
   int64_t first_weight, first_bias, second_weight, second_bias;
   int64_t M, F, D, size;  // size: of the router's vector
+  int64_t over_sent;      // whether g sums to 1 over the experts that the client received; else over all M
   double rate;            // of its plain SGD
 };
 
@@ -55,7 +56,14 @@ struct Router {
   }
 };
 
-// -log sum_h g_h f_h(y) of one example, g being the softmax over all M. `scores[h]` and `logits` become the gradients of
+// A softmax of `logits` is then one over the H experts alone. `room` (H) is room to work in.
+static void leave_sent(float* logits, float* room, const int64_t* expert_ids, int64_t H, int64_t M) {
+  for (int64_t h = 0; h < H; h++) room[h] = logits[expert_ids[h]];
+  std::fill(logits, logits + M, -INFINITY);
+  for (int64_t h = 0; h < H; h++) logits[expert_ids[h]] = room[h];
+}
+
+// -log sum_h g_h f_h(y) of one example, g being the softmax of `logits`. `scores[h]` and `logits` become the gradients of
 // `share` times it; `joint` (H) is room to work in.
 static float routed_mixture(float* const* scores, float* logits, float* joint, const int64_t* expert_ids, int64_t H,
                             int64_t M, int64_t classes, int64_t label, float share) {

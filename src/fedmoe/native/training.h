@@ -179,8 +179,10 @@ struct RoutedStep {
     double loss = 0;
     for (int64_t b = 0; b < batch; b++) {
       for (int64_t h = 0; h < held; h++) scores[h] = experts[h].scores + b * experts[h].stride();
-      loss += routed_mixture(scores.data(), router.logits + b * settings.M, joint.data(), inputs.expert_ids, held,
-                             settings.M, classes, client.y[at.order[b]], 1.f / batch);
+      float* logits = router.logits + b * settings.M;
+      if (settings.over_sent) leave_sent(logits, joint.data(), inputs.expert_ids, held, settings.M);
+      loss += routed_mixture(scores.data(), logits, joint.data(), inputs.expert_ids, held, settings.M, classes,
+                             client.y[at.order[b]], 1.f / batch);
     }
     router.descend(batch);
     for (Member& expert : experts) expert.backward(at.rows);

@@ -7,9 +7,10 @@ import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedmoe.core_types import Examples, Tensors, Tree
@@ -29,6 +30,7 @@ from fedmoe.training.optimizers import Sgd
 from fedmoe.training.weighted_copies import predictions_of
 
 EMBEDDING = "embedding"  # of each example by the common expert, in `Examples.extra`
+Experts = Literal["all", "sent"]
 
 
 def log_probs_of(network: Network, experts_H: Tensors, batch: Batch) -> Tensor:
@@ -41,16 +43,20 @@ class RoutedLoss:
     """-log sum_{i held} g_i(x) f_i(y|x) of each example, for the groups "experts" and "router".
 
     g is the softmax over all M experts and is not renormalised over those held: a router that gives weight to an expert
-    that was not sent pays for it. f are probabilities.
+    that was not sent pays for it. f are probabilities. `normalised_over="sent"` is another loss, in which g sums to 1
+    over the experts held: those that were not sent then lose nothing to them.
     """
 
     expert: Network
     router: Network
     router_rate: float  # of the router's plain SGD
+    normalised_over: Experts = "all"
 
     def __call__(self, trainable: Trainable, frozen: Tree, batch: Batch) -> Tensor:
         log_gate_BM = log_scores(self.router, trainable["router"], batch.extra[EMBEDDING])
         log_gate_BH = log_gate_BM.T[frozen["expert_ids"]].T
+        if self.normalised_over == "sent":
+            log_gate_BH = F.log_softmax(log_gate_BH, dim=-1)
         log_probs_HBC = log_probs_of(self.expert, trainable["experts"], batch)
         return -log_marginal(log_gate_BH, log_likelihoods(log_probs_HBC, batch.y))
 
@@ -58,6 +64,7 @@ class RoutedLoss:
         kernel = RoutedKernel(
             shapes_of_router={name: tuple(tensor.shape) for name, tensor in sorted(self.router.init(0).items())},
             rate=self.router_rate,
+            over_sent=self.normalised_over == "sent",
             expert_ids_SH=frozen_S["expert_ids"],
             embedding_SNF=data.extra[EMBEDDING],
             shape_of_labels=tuple(data.y.shape),
@@ -85,7 +92,7 @@ class RoutedSettings(ctypes.Structure):
 
     _fields_: ClassVar[list[Any]] = [
         *((name, ctypes.c_int64) for name in ("first_weight", "first_bias", "second_weight", "second_bias")),
-        *((name, ctypes.c_int64) for name in ("num_experts", "num_features", "hidden", "size")),
+        *((name, ctypes.c_int64) for name in ("num_experts", "num_features", "hidden", "size", "over_sent")),
         ("rate", ctypes.c_double),
     ]
 
@@ -96,6 +103,7 @@ class RoutedKernel:
 
     shapes_of_router: Shapes  # in the order of names
     rate: float
+    over_sent: bool
     expert_ids_SH: Tensor
     embedding_SNF: Tensor
     shape_of_labels: tuple[int, ...]  # (S, N)
@@ -113,7 +121,7 @@ class RoutedKernel:
         num_features = self.shapes_of_router["first.weight"][1]
         self._check(flat["router"], num_experts, num_features, total)
         places = (starts[name] for name in ("first.weight", "first.bias", "second.weight", "second.bias"))
-        settings = RoutedSettings(*places, num_experts, num_features, hidden, total, self.rate)
+        settings = RoutedSettings(*places, num_experts, num_features, hidden, total, self.over_sent, self.rate)
         inputs = (self.expert_ids_SH.contiguous(), self.embedding_SNF.contiguous(), flat["router"])
         return Objective(self.function, settings, inputs)
 

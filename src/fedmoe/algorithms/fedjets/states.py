@@ -15,7 +15,7 @@ from fedmoe.errors import ConfigError
 from fedmoe.models.common_expert import CommonExpert
 from fedmoe.models.network import Network
 from fedmoe.models.router import router_network
-from fedmoe.training.routed_experts import RoutedLoss
+from fedmoe.training.routed_experts import Experts, RoutedLoss
 from fedmoe.wire import message
 
 
@@ -28,6 +28,9 @@ class FedJetsConfig:
     router_hidden: PositiveInt = 64  # not stated there
     router_rate: PositiveFloat = 0.001
     max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may report
+    # The experts over which the router's scores sum to 1 in the loss. "all" is as printed, and rewards a router for
+    # choosing the experts of others again, whoever asks: where it collapses, "sent" is the remedy.
+    normalised_over: Experts = "all"
 
     def __post_init__(self) -> None:
         if self.num_sent > self.num_experts:
@@ -86,7 +89,7 @@ class Parts(NamedTuple):
 
     @property
     def loss(self) -> RoutedLoss:
-        return RoutedLoss(self.setup.expert, self.router, self.config.router_rate)
+        return RoutedLoss(self.setup.expert, self.router, self.config.router_rate, self.config.normalised_over)
 
 
 def require_common(setup: AlgorithmSetup, name: str) -> CommonExpert:
