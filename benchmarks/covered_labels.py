@@ -1,0 +1,62 @@
+"""How many labels of an unseen client the experts that it was sent know, and how well it is answered (FedJETs).
+
+An expert knows the labels of its anchor client, which trains it alone. Prints a line for each unseen client that tests,
+as a table in Markdown. Needs the data that the run was made on.
+
+    FEDMOE_DATA=... python benchmarks/covered_labels.py RUN...
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fedmoe.clients.federation import Federation
+from fedmoe.config import read_config
+from fedmoe.core_types import ClientId
+from fedmoe.errors import RunError
+from fedmoe.federations import build_federation
+from fedmoe.storage.results import read_results
+
+EXPERT = "expert_accuracy:"  # the metric that names an expert which a client was sent
+
+
+class Covered(NamedTuple):
+    client: ClientId
+    experts: list[int]
+    known: int  # of its labels
+    labels: int
+    accuracy: float
+    common_accuracy: float
+
+
+def covered(folder: Path) -> Iterator[Covered]:
+    config, results = read_config(folder / "config.toml"), read_results(folder)
+    if config.schedule.anchors is None:
+        raise RunError(f"{folder}: no expert has an anchor; use a run with schedule.anchors.")
+    federation = build_federation(config).federation
+    labels_of_expert = [labels(federation, m) for m in range(config.schedule.anchors.number)]
+    for score in results["scores"]:
+        if score["unseen"] and score["data"] == "own" and score["model"] == "after" and not score.get("answer"):
+            metrics = score["metrics"]
+            experts = [int(name.removeprefix(EXPERT)) for name in metrics if name.startswith(EXPERT)]
+            own = set(federation.load(score["client"]).test.y.unique().tolist())
+            known = own & set().union(*(labels_of_expert[m] for m in experts))
+            yield Covered(score["client"], experts, len(known), len(own), score["accuracy"], metrics["common_accuracy"])
+
+
+def labels(federation: Federation, client: ClientId) -> set[int]:
+    return set(federation.load(client).train.y.unique().tolist())
+
+
+def main() -> None:
+    print("| run | client | experts | labels known | accuracy | of the common expert |\n|---|---|---|---|---|---|")
+    for folder in map(Path, sys.argv[1:]):
+        for one in sorted(covered(folder), key=lambda one: one.known):
+            experts = ", ".join(map(str, one.experts))
+            shares = f"{100 * one.accuracy:.1f} | {100 * one.common_accuracy:.1f}"
+            print(f"| {folder.name} | {one.client} | {experts} | {one.known} of {one.labels} | {shares} |")
+
+
+if __name__ == "__main__":
+    main()
