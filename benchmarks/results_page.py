@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import domain_expert_tables
+import fedjets_tables
 import prior_mixture_tables
 import score_tables
 from recovered_groups import HOW, recovered
@@ -161,6 +162,7 @@ KINDS: dict[str, Callable[..., list[list[str]]]] = {
     "tried": domain_expert_tables.tried,
     "expected": prior_mixture_tables.expected,
     "candidates": prior_mixture_tables.candidates,
+    "tuning": fedjets_tables.tuning,
 }
 
 
