@@ -145,6 +145,17 @@ def test_compare_trains_shared_rounds_once_and_gives_the_numbers_of_separate_run
     assert shared["traffic"] == alone["traffic"]
 
 
+def test_compare_names_a_run_that_fails_and_reports_the_others(fedmoe, config: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    loud = "{name='fedavg',label='Loud',server_optimizer={name='sgd',learning_rate=1e38}}"
+    changes = ["--set", f"compare=[{loud},'fedavg']", "--set", "schedule.max_abandoned_rounds=1"]
+    outcome = fedmoe("compare", config, *changes)
+    assert outcome.code == 2 and "Loud-seed0: the last 1 rounds were abandoned" in outcome.out
+    page = (tmp_path / "runs/small-comparison/report.html").read_text(encoding="utf-8")
+    assert "Loud-seed0: the last 1 rounds were abandoned" in page and "FedAvg" in page
+    nothing = fedmoe("compare", config, *changes, "--set", f"compare=[{loud}]", "--dir", "alone")
+    assert nothing.code == 2 and "no run is left to report" in nothing.out
+
+
 def test_data_list_names_what_is_missing(fedmoe, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     outcome = fedmoe("data", "list", "--folder", tmp_path)
     assert outcome.code == 0

@@ -7,6 +7,7 @@ import pytest
 import fedmoe
 from fedmoe.comparison import rounds_key
 from fedmoe.config import parse_config
+from fedmoe.errors import RunError
 
 SMALL = {
     "split": {"num_clients": 4, "train_size": 30, "validation_size": 20, "test_size": 20, "global_test_size": 50},
@@ -41,3 +42,12 @@ def test_rounds_are_shared_with_a_method_that_calibrates_after_them(tmp_path: Pa
     first, adopted = ((tmp_path / "both" / f"{name}-seed0" / "metrics.jsonl").read_text() for name in order)
     rounds = [[line for line in text.splitlines() if '"event": "round"' in line] for text in (first, adopted)]
     assert rounds[0] == rounds[1], "they were trained once, down to the seconds that they took"
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
+    diverges = {"name": "fedavg", "label": "Loud", "server_optimizer": {"name": "sgd", "learning_rate": 1e38}}
+    config = {**SMALL, "schedule": {**SMALL["schedule"], "max_abandoned_rounds": 1}, "compare": [diverges, "fedavg"]}
+    with pytest.raises(RunError, match=r"Loud-seed0: the last 1 rounds were abandoned.*other runs are finished"):
+        fedmoe.compare(config, directory=tmp_path)
+    assert fedmoe.load(tmp_path / "fedavg-seed0").summary() and not (tmp_path / "Loud-seed0/finished.json").exists()
+    assert "Loud-seed0" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -12,9 +12,9 @@ from fedmoe import assembly
 from fedmoe.algorithms.setup import AlgorithmFactory
 from fedmoe.assembly import Parts
 from fedmoe.clients.federation import Federation
-from fedmoe.comparison import Comparison, compare_events, finished
+from fedmoe.comparison import Comparison, Failed, compare_events, finished, members
 from fedmoe.config import ExperimentConfig, parse_config, read_config, with_algorithm
-from fedmoe.errors import ConfigError
+from fedmoe.errors import ConfigError, RunError
 from fedmoe.experiment import Event, run_events
 from fedmoe.models.network import ModuleOrFactory
 from fedmoe.paths import expanded
@@ -84,6 +84,8 @@ def compare(
         algorithms: names, or tables with a name and settings; default: `compare` of the config.
         callback: called with the label of a run (`fedavg-seed0`) and its event.
         config, federation, expert, gate, directory, progress: as for `run`; a comparison that was stopped resumes.
+
+    A run that fails does not stop the others: what failed is raised when they are finished.
     """
     parsed = _parsed(config, federation, expert, gate, None)
     if algorithms is not None:
@@ -95,13 +97,22 @@ def compare(
         parsed = parse_config({**table, "compare": list(algorithms)})
     home, numbers = _home(directory), list(seeds) if seeds is not None else [parsed.seed]
     events = compare_events(parsed, home, numbers, federation=federation, expert=expert, gate=gate)
+    failed = {}
     with _watching(progress) as show:
         for member, event in events:
+            if isinstance(event, Failed):
+                failed[member.label] = f"{member.label}: {event.error}"
+                continue
             show(member.label, event)
             if callback:
                 callback(member.label, event)
-    compared = finished(parsed, home, numbers)
-    write_report([read_run(folder) for folder in compared.runs.values()], home, parsed.name)
+    compared = finished([one for one in members(parsed, home, numbers) if one.label not in failed], home)
+    problems = list(failed.values())
+    if compared.runs:
+        write_report([read_run(folder) for folder in compared.runs.values()], home, parsed.name, problems)
+        problems += [f"The other runs are finished: {home}."] * bool(failed)
+    if failed:
+        raise RunError(" ".join(problems))
     return compared
 
 

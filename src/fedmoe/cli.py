@@ -126,12 +126,14 @@ def compare_command(
 ) -> None:
     """Train several algorithms on one split and the same seeds; one table, with intervals over seeds.
 
+    A run that fails is named and left out (exit code 2); the others go on.
+
     Examples:
       fedmoe compare configs/digits.toml
       fedmoe compare configs/digits.toml --seeds 0,1,2,3 --algorithms fedavg,fine_tuned,specialist_mixture
     """
     numbers = cli_sweeps.parse_seeds(seeds)
-    from fedmoe.comparison import compare_events, home_of, members
+    from fedmoe.comparison import Failed, compare_events, home_of, members
     from fedmoe.display.progress import RunProgress
     from fedmoe.interrupts import stop_on_signals
     from fedmoe.report.runs import read_run
@@ -141,10 +143,15 @@ def compare_command(
     chosen = read(config, changes, workers)
     home = directory or Path("runs") / home_of(chosen)
     numbers = numbers or [chosen.seed]
+    failed = {}
     with stop_on_signals() as request, RunProgress(console) as progress:
         for member, event in compare_events(chosen, home, numbers, command=_command(), should_stop=request):
-            progress.show(member.label, event)
-    _report([read_run(member.directory) for member in members(chosen, home, numbers)], home, chosen.name)
+            if isinstance(event, Failed):
+                failed[member.label] = f"{member.label}: {event.error}"
+            else:
+                progress.show(member.label, event)
+    runs = [read_run(member.directory) for member in members(chosen, home, numbers) if member.label not in failed]
+    _report_what_is_left(runs, home, chosen.name, list(failed.values()))
 
 
 @app.command(name="report")
@@ -175,13 +182,7 @@ def report_command(
     if directory is None and len(runs) > 1:
         raise ConfigError("several folders, and none for the report. Name one: --dir runs/together.")
     found = read_together([run for folder in runs for run in (find_runs(folder) or [folder])])
-    for problem in found.problems:
-        _print_error("RunError", problem)
-    if not found.runs:
-        raise RunError("no run is left to report.")
-    _report(found.runs, directory or runs[0], title or title_of(found.runs), found.problems)
-    if found.problems:
-        raise typer.Exit(2)
+    _report_what_is_left(found.runs, directory or runs[0], title or title_of(found.runs), found.problems)
 
 
 @app.command(name="explain")
@@ -213,6 +214,16 @@ def privacy_command(
     from fedmoe.privacy_report import privacy_of
 
     console.print(privacy_table(privacy_of(run)))
+
+
+def _report_what_is_left(runs: "Sequence[StoredRun]", home: Path, title: str, problems: Sequence[str]) -> None:
+    for problem in problems:
+        _print_error("RunError", problem)
+    if not runs:
+        raise RunError("no run is left to report.")
+    _report(runs, home, title, problems)
+    if problems:
+        raise typer.Exit(2)
 
 
 def _report(runs: "Sequence[StoredRun]", home: Path, title: str, problems: Sequence[str] = ()) -> None:

@@ -1,7 +1,7 @@
 """Several algorithms on one split and the same seeds. Algorithms with the same rounds train them once."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fedmoe.algorithms.catalog import find
 from fedmoe.clients.federation import Federation
 from fedmoe.config import ExperimentConfig
-from fedmoe.errors import ConfigError
+from fedmoe.errors import ConfigError, RunError, Stopped
 from fedmoe.evaluation.summary import Row, RunRecord, summarise
 from fedmoe.experiment import Event, never, run_events
 from fedmoe.models.network import ModuleOrFactory
@@ -55,6 +55,12 @@ class Member(NamedTuple):
     directory: Path
 
 
+class Failed(NamedTuple):
+    """In place of a run's further events: it cannot go on. The runs after it are made all the same."""
+
+    error: RunError
+
+
 def home_of(config: ExperimentConfig) -> str:
     """Below runs/; not the name itself, which is the home of one run with this config."""
     return f"{config.name}-comparison"
@@ -81,30 +87,35 @@ def compare_events(
     gate: ModuleOrFactory | None = None,
     command: str = "",
     should_stop: Callable[[], bool] = never,
-) -> Iterator[tuple[Member, Event]]:
+) -> Iterator[tuple[Member, Event | Failed]]:
     """Run after run, event after event; a comparison that was stopped resumes."""
     trained: dict[str, Path] = {}
     for member in members(config, directory, seeds):
         key = rounds_key(member.config)
-        for event in run_events(
-            member.config,
-            member.directory,
-            federation=federation,
-            expert=expert,
-            gate=gate,
-            rounds_of=trained.get(key) if key else None,
-            command=command,
-            should_stop=should_stop,
-        ):
-            yield member, event
-            if isinstance(event, Result) and key is not None:
-                trained.setdefault(key, member.directory)
+        try:
+            for event in run_events(
+                member.config,
+                member.directory,
+                federation=federation,
+                expert=expert,
+                gate=gate,
+                rounds_of=trained.get(key) if key else None,
+                command=command,
+                should_stop=should_stop,
+            ):
+                yield member, event
+                if isinstance(event, Result) and key is not None:
+                    trained.setdefault(key, member.directory)
+        except Stopped:
+            raise
+        except RunError as error:
+            yield member, Failed(error)
 
 
-def finished(config: ExperimentConfig, directory: Path, seeds: Sequence[int]) -> Comparison:
+def finished(runs: Iterable[Member], directory: Path) -> Comparison:
     """Of runs that are all there."""
-    runs = {member.label: member.directory for member in members(config, directory, seeds)}
-    return Comparison([read_results(folder) for folder in runs.values()], directory, runs)
+    folders = {member.label: member.directory for member in runs}
+    return Comparison([read_results(folder) for folder in folders.values()], directory, folders)
 
 
 def _require_seeds(seeds: Sequence[int]) -> None:
