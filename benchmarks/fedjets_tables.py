@@ -10,6 +10,7 @@ EXPERT = "expert_accuracy:"  # of each expert that some of the clients were sent
 def tuning(folder: Path, pattern: str) -> list[list[str]]:
     """A line for each run; accuracy of validation clients in percent."""
     head = [
+        "seed",
         "scores sum to 1 over",
         "router's rate",
         "clients' rate",
@@ -25,6 +26,7 @@ def _line(run: Run) -> list[str]:
     in_use = sorted({sum(name.startswith(EXPERT) for name in point["metrics"]["tuning"]) for point in curve})
     by_round = ", ".join(f"{point['round']}: {100 * point['tuning']:.1f}" for point in curve)
     return [
+        str(run["seed"]),
         f"experts {config['algorithm'].get('normalised_over', 'all')}",
         f"{config['algorithm']['router_rate']:g}",
         f"{config['training']['federated']['learning_rate']:g}",
