@@ -60,7 +60,7 @@ def test_a_cell_has_workers_where_cells_are_fewer_than_cores(config, tmp_path, m
 
 @pytest.mark.slow
 def test_a_sweep_that_is_stopped_goes_on_with_the_same_numbers(config, tmp_path):
-    changes = ["compare=['fedavg']", "schedule.rounds=60"]
+    changes = ["compare=['fedavg']", "schedule.rounds=300"]  # enough that none ends before both have begun
     whole = plan(config, {}, [0, 1], tmp_path / "whole", changes)
     list(run_cells(whole, processes=2))
     halves = plan(config, {}, [0, 1], tmp_path / "halves", changes)
