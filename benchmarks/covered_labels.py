@@ -17,9 +17,8 @@ from fedmoe.config import read_config
 from fedmoe.core_types import ClientId
 from fedmoe.errors import RunError
 from fedmoe.federations import build_federation
+from fedmoe.report.expert_figures import ACCURACY_OF
 from fedmoe.storage.results import read_results
-
-EXPERT = "expert_accuracy:"  # the metric that names an expert which a client was sent
 
 
 class Covered(NamedTuple):
@@ -41,7 +40,7 @@ def covered(folder: Path) -> Iterator[Covered]:
     for score in results["scores"]:
         if score["unseen"] and score["data"] == "own" and score["model"] == "after" and not score.get("answer"):
             metrics = score["metrics"]
-            experts = [int(name.removeprefix(EXPERT)) for name in metrics if name.startswith(EXPERT)]
+            experts = [int(name.removeprefix(ACCURACY_OF)) for name in metrics if name.startswith(ACCURACY_OF)]
             own = set(federation.load(score["client"]).test.y.unique().tolist())
             choices = combinations(range(len(labels_of_expert)), len(experts))
             known = {chosen: len(own & set().union(*(labels_of_expert[m] for m in chosen))) for chosen in choices}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stored_runs import Run, load
 
-EXPERT = "expert_accuracy:"  # of each expert that some of the clients were sent
+from fedmoe.report.expert_figures import ACCURACY_OF
 
 
 def tuning(folder: Path, pattern: str) -> list[list[str]]:
@@ -23,7 +23,7 @@ def tuning(folder: Path, pattern: str) -> list[list[str]]:
 
 def _line(run: Run) -> list[str]:
     config, curve = run["config"], run["curve"]
-    in_use = sorted({sum(name.startswith(EXPERT) for name in point["metrics"]["tuning"]) for point in curve})
+    in_use = sorted({sum(name.startswith(ACCURACY_OF) for name in point["metrics"]["tuning"]) for point in curve})
     by_round = ", ".join(f"{point['round']}: {100 * point['tuning']:.1f}" for point in curve)
     return [
         str(run["seed"]),

@@ -28,8 +28,8 @@ class FedJetsConfig:
     router_hidden: PositiveInt = 64  # not stated there
     router_rate: PositiveFloat = 0.001
     max_weight: PositiveFloat | None = None  # the server's cap on the example count that a client may report
-    # The experts over which the router's scores sum to 1 in the loss. "all" is as printed, and rewards a router for
-    # choosing the experts of others again, whoever asks: where it collapses, "sent" is the remedy.
+    # The experts over which the router's scores sum to 1 in the loss. With "all", as printed, every client pushes down
+    # the experts that it was not sent, and the router may come to choose the same ones for everybody.
     normalised_over: Experts = "all"
 
     def __post_init__(self) -> None:
